@@ -1,0 +1,175 @@
+"""Elastic coupling (scheme IIa; Springenberg, Klein, Falkner and Hutter 2016), as it follows from the Hamiltonian.
+
+    H = sum_i [ U(theta_i) + kinetic_i ] + (alpha / 2K) sum_i |theta_i - c|^2 + kinetic of c
+
+    gradient on theta_i:  grad U~(theta_i) + (alpha / K) (theta_i - c)        with c the worker's copy
+    gradient on c:        alpha (c - mean theta)                              with the last reported theta
+
+The centre is one more chain of the same dynamics whose potential is only elastic.
+
+Targets exp(-H / T). With c integrated out, the chains together follow exp(-(sum_i U(theta_i) + (alpha/2K) sum_i |theta_i -
+mean|^2) / T): on a Gaussian of curvature h, Var(theta_i) = T [(1/K)/h + (1 - 1/K)/(h + alpha/K)], which is less than T/h
+for K > 1. Schedules `release` and `cycle` give the marginals of the posterior back.
+
+The centre's clock: a report of d new steps earns d / K_live steps of the centre, and the whole part is taken at once.
+With the reported positions fixed, those steps are a leap: a linear map and Gaussian noise, the same for all coordinates.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+
+from hookean import schedules
+from hookean.coupling.base import Centre, Copy, Coupling, check_every, open_centre
+from hookean.random import Noise
+from hookean.schedules import value_at
+from hookean.tree import select, set_row, tree_map
+from hookean.types import Params, Scheduled
+
+
+@dataclasses.dataclass(frozen=True)
+class Elastic(Coupling):
+    """Springs of strength alpha / K between K chains and their centre.
+
+    `friction` and `mass` are the centre's (None: the chains'). By default the centre integrates against the positions just
+    reported; with `simultaneous=True` against those before, so that with every=1 chains and centre step at once.
+    """
+
+    alpha: Scheduled = 1.0
+    every: int = 1
+    friction: Scheduled | None = None
+    mass: float | None = None
+    simultaneous: bool = False
+
+    law: ClassVar[str] = "exp(-(sum U(theta_i) + (alpha/2K) sum |theta_i - mean|^2)/T): narrower than the posterior"
+
+    @property
+    def period(self) -> int:
+        """Exchange every so many steps."""
+        return self.every
+
+    @property
+    def couples_draws(self) -> bool:
+        """Only `hold` keeps draws that feel the springs, and only if there are any."""
+        return self.schedule.draws_are_coupled and not (not callable(self.alpha) and self.alpha == 0)
+
+    @classmethod
+    def variants(cls) -> Sequence[Self]:
+        """Fresh and simultaneous, with a centre of its own friction, exchanging often and seldom."""
+        return [
+            cls(1.0, 1, simultaneous=True),
+            cls(2.0, 4, friction=0.7),
+            cls(2.0, 3, mass=3.0, schedule=schedules.release(over=40)),
+        ]
+
+    def check(self, dynamics: Any, chains: int, num_steps: int) -> None:
+        """Refuse what cannot work."""
+        check_every(self.every)
+        schedules.check("alpha", self.alpha, num_steps, 0.0)
+        if self.friction is not None:
+            schedules.check("friction", self.friction, num_steps, 0.0)
+        if self.mass is not None:
+            schedules.check("mass", self.mass, num_steps, 0.0, exclusive=True)
+        self.roles(dynamics, chains)
+
+    def roles(self, dynamics: Any, chains: int) -> tuple[Any, Any]:
+        """The centre is one more chain, with its own friction and mass where given."""
+        own = {"friction": self.friction, "mass": self.mass}
+        return dynamics, dynamics.replace(**{name: value for name, value in own.items() if value is not None})
+
+    def stiffness(self, step: Any) -> Any:
+        """Curvature of the centre's potential; a chain feels 1/K of it."""
+        return value_at(self.alpha, step)
+
+    def force(self, position: Params, copy: Copy, step: Any) -> Params:
+        """The pull of one spring."""
+        strength = self.stiffness(step) / copy.live * self.schedule.factor(step)
+        return tree_map(lambda x, c: (strength * (x - c)).astype(x.dtype), position, copy.position)
+
+    def open(self, dynamics: Any, positions: Params, live: jax.Array, noise: Noise) -> Centre:
+        """Start at the mean of the chains."""
+        return open_centre(dynamics, positions, live, noise)
+
+    def receive(
+        self, dynamics: Any, centre: Centre, worker: Any, payload: Params, base_version: Any, steps: Any, key: jax.Array
+    ) -> tuple[Centre, Copy]:
+        """Store, take the steps that the report has earned, answer."""
+        stored = set_row(centre.positions, worker, payload)
+        return self._exchange(dynamics, centre, stored, jnp.asarray(steps, jnp.int32), key)
+
+    def receive_all(
+        self, dynamics: Any, centre: Centre, payloads: Params, base_versions: Any, steps: Any, key: jax.Array
+    ) -> tuple[Centre, Copy]:
+        """The same for all at once."""
+        return self._exchange(dynamics, centre, payloads, jnp.asarray(steps * centre.num_live, jnp.int32), key)
+
+    def _exchange(
+        self, dynamics: Any, centre: Centre, stored: Params, earned: jax.Array, key: jax.Array
+    ) -> tuple[Centre, Copy]:
+        credit = centre.credit + earned
+        num_steps = credit // centre.num_live
+        seen = centre if self.simultaneous else centre._replace(positions=stored)
+        centre = centre._replace(
+            state=self._leap(dynamics, centre.state, seen.mean(), centre.clock, num_steps, Noise(key, centre.version)),
+            positions=stored,
+            credit=credit - num_steps * centre.num_live,
+            clock=centre.clock + num_steps,
+            version=centre.version + 1,
+        )
+        return centre, centre.copy()
+
+    def _leap(self, dynamics: Any, state: Any, mean: Params, clock: Any, num_steps: Any, noise: Noise) -> Any:
+        """`num_steps` steps of the centre against fixed chains."""
+        if dynamics.linear_map(jnp.ones(()), clock) is None:
+            return self._walk(dynamics, state, mean, clock, num_steps, noise)
+        dtype = jnp.result_type(*jax.tree.leaves(mean))
+        order = len(dynamics.phase)
+
+        def compose(j: Any, whole: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            one = dynamics.linear_map(jnp.asarray(self.stiffness(clock + j), dtype), clock + j)
+            matrix, covariance = one.matrix.astype(dtype), one.covariance.astype(dtype)
+            return matrix @ whole[0], matrix @ whole[1] @ matrix.T + covariance
+
+        start = (jnp.eye(order, dtype=dtype), jnp.zeros((order, order), dtype))
+        matrix, covariance = jax.lax.fori_loop(0, num_steps, compose, start)
+        root = _root(covariance)
+        offset = tree_map(jnp.subtract, state.position, mean)
+        old = [offset, *(getattr(state, name) for name in dynamics.phase[1:])]
+        normals = [noise.normal(mean) for _ in range(order)]
+
+        def combine(i: int) -> Params:
+            terms = [tree_map(lambda x, a=matrix[i, j]: a * x, old[j]) for j in range(order)]
+            terms += [tree_map(lambda z, a=root[i, j]: a * z, normals[j]) for j in range(i + 1)]
+            return tree_map(lambda like, *parts: sum(parts).astype(like.dtype), mean, *terms)
+
+        new = [combine(i) for i in range(order)]
+        new[0] = tree_map(jnp.add, new[0], mean)
+        leapt = state._replace(**dict(zip(dynamics.phase, new, strict=True)))
+        return select(num_steps > 0, leapt, state)
+
+    def _walk(self, dynamics: Any, state: Any, mean: Params, clock: Any, num_steps: Any, noise: Noise) -> Any:
+        """The same step by step, for dynamics that are no linear map."""
+
+        def one(j: Any, state: Any) -> Any:
+            stiffness = self.stiffness(clock + j)
+            gradient = tree_map(lambda c, m: (stiffness * (c - m)).astype(c.dtype), state.position, mean)
+            return dynamics.step(
+                state, gradient, noise.substep(j), clock + j, lambda v: tree_map(lambda x: stiffness * x, v)
+            )
+
+        return jax.lax.fori_loop(0, num_steps, one, state)
+
+
+def _root(covariance: jax.Array) -> jax.Array:
+    """Lower Cholesky factor of a 1x1 or 2x2 matrix that may be singular."""
+    first = jnp.sqrt(jnp.maximum(covariance[0, 0], 0))
+    if covariance.shape == (1, 1):
+        return first[None, None]
+    slope = jnp.where(first > 0, covariance[1, 0] / jnp.where(first > 0, first, 1), 0)
+    second = jnp.sqrt(jnp.maximum(covariance[1, 1] - slope**2, 0))
+    return jnp.array([[first, jnp.zeros_like(first)], [slope, second]])
