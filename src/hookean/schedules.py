@@ -70,7 +70,7 @@ class CouplingSchedule:
         phase = step / self.period if self.kind == "release" else (step % self.period) / self.period
         return jnp.clip((self.end - phase) / max(self.end - self.hold, 1e-9), 0.0, 1.0)
 
-    def keeps(self, step: int) -> bool:
+    def keeps(self, step: Any) -> Any:
         """Whether the state after `step` steps may be kept as a draw."""
         if self.kind != "cycle":
             return True

@@ -1,12 +1,12 @@
-"""What a coupling is: the worker's side, the centre's side, and the message between them.
+"""What a coupling is: the worker's side and the centre's side of an exchange.
 
 A coupling knows that a dynamics has `init` and `step` and that its state has a `position`; it knows no more of it. A
 dynamics knows nothing of couplings: it gets one gradient, of which the coupling's force is a part.
 
-A worker's life:      advance, advance, ... every `period` steps: send `payload`, later `adopt` the reply.
-The centre's life:    open, then `receive` a payload and answer, for every message; or `receive_all` when all workers
+A worker's life:      advance, advance, ...; at its rhythm it sends `report`, and later takes the answer with `adopt`.
+The centre's life:    open, then `receive` a report and answer, for every message; or `receive_all` when all workers
                       report at the same moment (a barrier).
-Everything is pure; `step` counts a worker's own steps, `steps` are those it took since its last report.
+Everything is pure; `step` counts a worker's own steps.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from hookean import schedules
+from hookean.exchange import Copy, Report, Rhythm
 from hookean.random import Noise
 from hookean.schedules import CouplingSchedule
 from hookean.tree import set_row, tree_map
@@ -29,19 +30,16 @@ Evaluate = Callable[[Params], tuple[jax.Array, Params]]
 """Position -> (potential, gradient) on the worker's present batch."""
 
 
-class Copy(NamedTuple):
-    """The centre as a worker last saw it."""
-
-    position: Params
-    version: jax.Array
-    live: jax.Array
-
-
 class Worker(NamedTuple):
-    """A worker: its chain's state (or, where the server owns the chain, its last gradient) and its copy of the centre."""
+    """A worker: its chain's state (or, where the server owns the chain, its last gradient) and its copy of the centre.
+
+    `asked` is the step at which it asked for that copy; `fresh` says that no step has been taken with it.
+    """
 
     state: Any
     copy: Copy | None
+    asked: jax.Array
+    fresh: jax.Array
 
 
 class Centre(NamedTuple):
@@ -74,8 +72,9 @@ class Centre(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """What a step saw at the position where it began."""
+    """What a step saw, and where."""
 
+    position: Params
     potential: jax.Array
     gradient: Params
 
@@ -89,11 +88,13 @@ class Coupling(abc.ABC):
     law: ClassVar[str]
     """What the joint system samples, in words for a person."""
     server_owns_chain: ClassVar[bool] = False
+    """Whether there is one chain, the server's, and workers only compute gradients."""
     optimises: ClassVar[bool] = False
+    """Whether it belongs to temperature 0."""
 
     @property
-    def period(self) -> int | None:
-        """Steps of a worker between two messages; None for never."""
+    def rhythm(self) -> Rhythm | None:
+        """How often a worker reports and wants an answer; None for never."""
         return None
 
     @property
@@ -117,15 +118,19 @@ class Coupling(abc.ABC):
         """The dynamics of the chains and that of the centre."""
         return dynamics, None
 
+    def spring(self, step: Any, live: Any) -> Any:
+        """Curvature that the coupling adds to a chain's potential at full strength."""
+        return 0.0
+
     # -- the worker's side --------------------------------------------------------------------------------------------
+
+    def init(self, dynamics: Any, position: Params, copy: Copy | None, noise: Noise) -> Worker:
+        """A worker at the start of its chain."""
+        return Worker(dynamics.init(position, noise), copy, jnp.zeros((), jnp.int32), jnp.ones((), bool))
 
     def force(self, position: Params, copy: Copy, step: Any) -> Params | None:
         """Gradient of the coupling's energy on a chain, or None for no such energy."""
         return None
-
-    def displace(self, state: Any, before: Params, copy: Copy, step: Any) -> Any:
-        """A move of the position that is no force; `before` is the position at which the step began."""
-        return state
 
     def advance(
         self, dynamics: Any, evaluate: Evaluate, worker: Worker, noise: Noise, step: Any
@@ -141,42 +146,36 @@ class Coupling(abc.ABC):
             return jax.jvp(lambda x: whole_gradient(x, evaluate(x)[1]), (position,), (vector,))[1]
 
         potential, gradient = evaluate(position)
-        gradient = whole_gradient(position, gradient)
-        state = dynamics.step(worker.state, gradient, noise, step, curvature)
-        if worker.copy is not None:
-            state = self.displace(state, position, worker.copy, step)
-        return worker._replace(state=state), Evaluation(potential, gradient)
+        state = dynamics.step(worker.state, whole_gradient(position, gradient), noise, step, curvature)
+        worker = worker._replace(state=state, fresh=jnp.zeros_like(worker.fresh))
+        return worker, Evaluation(position, potential, gradient)
 
     def payload(self, worker: Worker) -> Params:
         """What a worker reports: its position, never an increment."""
         return worker.state.position
 
-    def adopt(self, worker: Worker, copy: Copy, step: Any) -> Worker:
-        """Take a reply."""
-        return worker._replace(copy=copy)
+    def adopt(self, worker: Worker, copy: Copy, asked: Any) -> Worker:
+        """Take the answer to a report sent after `asked` steps."""
+        return worker._replace(copy=copy, asked=jnp.asarray(asked, jnp.int32), fresh=jnp.ones_like(worker.fresh))
 
     # -- the centre's side --------------------------------------------------------------------------------------------
 
-    def open(self, dynamics: Any, positions: Params, live: jax.Array, noise: Noise) -> Any:
+    def open(self, dynamics: Any, positions: Params, noise: Noise) -> Any:
         """A centre that has heard where every worker starts; None where there is no centre."""
         return None
 
-    def receive(
-        self, dynamics: Any, centre: Any, worker: Any, payload: Params, base_version: Any, steps: Any, key: jax.Array
-    ) -> tuple[Any, Copy]:
-        """Take one worker's report and answer it."""
+    def receive(self, dynamics: Any, centre: Any, report: Report, key: jax.Array) -> tuple[Any, Copy]:
+        """Take one worker's report and answer it. A worker that did not count counts from now on."""
         raise NotImplementedError(f"{type(self).__name__} exchanges nothing")
 
-    def receive_all(
-        self, dynamics: Any, centre: Any, payloads: Params, base_versions: Any, steps: Any, key: jax.Array
-    ) -> tuple[Any, Copy]:
-        """Take the reports of all live workers at one moment and answer all alike."""
+    def receive_all(self, dynamics: Any, centre: Any, reports: Report, key: jax.Array) -> tuple[Any, Copy]:
+        """Take the reports of all live workers at one moment (stacked, a row a worker) and answer all alike."""
         raise NotImplementedError(f"{type(self).__name__} exchanges nothing")
 
-    def join(self, centre: Any, worker: Any, position: Params) -> Any:
-        """A worker begins (or begins again) at `position`, with no new steps to report."""
+    def join(self, centre: Any, worker: Any, payload: Params) -> Any:
+        """A worker begins, with no new steps to report."""
         return centre._replace(
-            positions=set_row(centre.positions, worker, position),
+            positions=set_row(centre.positions, worker, payload),
             live=centre.live.at[worker].set(True),
             version=centre.version + 1,
         )
@@ -186,15 +185,15 @@ class Coupling(abc.ABC):
         return centre._replace(live=centre.live.at[worker].set(False), version=centre.version + 1)
 
 
-def open_centre(dynamics: Any, positions: Params, live: jax.Array, noise: Noise) -> Centre:
-    """A centre at the mean of the live workers."""
+def open_centre(dynamics: Any, positions: Params, noise: Noise) -> Centre:
+    """A centre at the mean of all workers."""
     zero = jnp.zeros((), jnp.int32)
+    live = jnp.ones(len(jax.tree.leaves(positions)[0]), bool)
     centre = Centre(None, positions, live, zero, zero, zero)
     return centre._replace(state=dynamics.init(centre.mean(), noise))
 
 
-def check_every(every: int) -> None:
-    """Refuse a period that is not a positive number of steps."""
-    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-        raise ArgumentError("every", f"is {every!r}", "It counts steps between exchanges: give an integer of at least 1")
-
+def check_count(argument: str, value: Any) -> None:
+    """Refuse a number of steps or messages that is not a positive integer."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ArgumentError(argument, f"is {value!r}", "Give an integer of at least 1")

@@ -25,11 +25,12 @@ import jax
 import jax.numpy as jnp
 
 from hookean import schedules
-from hookean.coupling.base import Centre, Copy, Coupling, check_every, open_centre
-from hookean.random import Noise
+from hookean.coupling.base import Centre, Coupling, check_count, open_centre
+from hookean.exchange import Copy, Report, Rhythm
+from hookean.random import Noise, Stream, stream_key
 from hookean.schedules import value_at
 from hookean.tree import select, set_row, tree_map
-from hookean.types import Params, Scheduled
+from hookean.types import ArgumentError, Params, Scheduled
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,9 +50,9 @@ class Elastic(Coupling):
     law: ClassVar[str] = "exp(-(sum U(theta_i) + (alpha/2K) sum |theta_i - mean|^2)/T): narrower than the posterior"
 
     @property
-    def period(self) -> int:
-        """Exchange every so many steps."""
-        return self.every
+    def rhythm(self) -> Rhythm:
+        """Every report is answered."""
+        return Rhythm(self.every, self.every)
 
     @property
     def couples_draws(self) -> bool:
@@ -69,18 +70,27 @@ class Elastic(Coupling):
 
     def check(self, dynamics: Any, chains: int, num_steps: int) -> None:
         """Refuse what cannot work."""
-        check_every(self.every)
+        check_count("every", self.every)
         schedules.check("alpha", self.alpha, num_steps, 0.0)
         if self.friction is not None:
             schedules.check("friction", self.friction, num_steps, 0.0)
         if self.mass is not None:
             schedules.check("mass", self.mass, num_steps, 0.0, exclusive=True)
-        self.roles(dynamics, chains)
+        _, centre = self.roles(dynamics, chains)
+        for step in {0, num_steps - 1}:
+            alpha = float(self.stiffness(step))
+            growth = centre.growth(alpha, step)
+            if growth is not None and growth > 1 + 1e-6:
+                raise ArgumentError(
+                    "alpha",
+                    f"is {alpha:g}, at which the centre explodes (it grows {growth:.3g}-fold each step)",
+                    "Take a smaller alpha or step_size, or more friction= or mass= for the centre",
+                )
 
     def roles(self, dynamics: Any, chains: int) -> tuple[Any, Any]:
         """The centre is one more chain, with its own friction and mass where given."""
         own = {"friction": self.friction, "mass": self.mass}
-        return dynamics, dynamics.replace(**{name: value for name, value in own.items() if value is not None})
+        return dynamics, dynamics.as_centre(**{name: value for name, value in own.items() if value is not None})
 
     def stiffness(self, step: Any) -> Any:
         """Curvature of the centre's potential; a chain feels 1/K of it."""
@@ -88,36 +98,39 @@ class Elastic(Coupling):
 
     def force(self, position: Params, copy: Copy, step: Any) -> Params:
         """The pull of one spring."""
-        strength = self.stiffness(step) / copy.live * self.schedule.factor(step)
+        strength = self.spring(step, copy.live) * self.schedule.factor(step)
         return tree_map(lambda x, c: (strength * (x - c)).astype(x.dtype), position, copy.position)
 
-    def open(self, dynamics: Any, positions: Params, live: jax.Array, noise: Noise) -> Centre:
+    def spring(self, step: Any, live: Any) -> Any:
+        """alpha / K."""
+        return self.stiffness(step) / live
+
+    def open(self, dynamics: Any, positions: Params, noise: Noise) -> Centre:
         """Start at the mean of the chains."""
-        return open_centre(dynamics, positions, live, noise)
+        return open_centre(dynamics, positions, noise)
 
-    def receive(
-        self, dynamics: Any, centre: Centre, worker: Any, payload: Params, base_version: Any, steps: Any, key: jax.Array
-    ) -> tuple[Centre, Copy]:
+    def receive(self, dynamics: Any, centre: Centre, report: Report, key: jax.Array) -> tuple[Centre, Copy]:
         """Store, take the steps that the report has earned, answer."""
-        stored = set_row(centre.positions, worker, payload)
-        return self._exchange(dynamics, centre, stored, jnp.asarray(steps, jnp.int32), key)
+        stored = set_row(centre.positions, report.worker, report.payload)
+        centre = centre._replace(live=centre.live.at[report.worker].set(True))
+        return self._exchange(dynamics, centre, stored, report.steps, key)
 
-    def receive_all(
-        self, dynamics: Any, centre: Centre, payloads: Params, base_versions: Any, steps: Any, key: jax.Array
-    ) -> tuple[Centre, Copy]:
+    def receive_all(self, dynamics: Any, centre: Centre, reports: Report, key: jax.Array) -> tuple[Centre, Copy]:
         """The same for all at once."""
-        return self._exchange(dynamics, centre, payloads, jnp.asarray(steps * centre.num_live, jnp.int32), key)
+        earned = jnp.sum(jnp.where(centre.live, reports.steps, 0))
+        return self._exchange(dynamics, centre, reports.payload, earned, key)
 
     def _exchange(
         self, dynamics: Any, centre: Centre, stored: Params, earned: jax.Array, key: jax.Array
     ) -> tuple[Centre, Copy]:
         credit = centre.credit + earned
         num_steps = credit // centre.num_live
-        seen = centre if self.simultaneous else centre._replace(positions=stored)
-        centre = centre._replace(
-            state=self._leap(dynamics, centre.state, seen.mean(), centre.clock, num_steps, Noise(key, centre.version)),
-            positions=stored,
-            credit=credit - num_steps * centre.num_live,
+        heard = centre._replace(positions=stored)
+        mean = (centre if self.simultaneous else heard).mean()
+        noise = Noise(stream_key(key, Stream.CENTRE), centre.version)
+        centre = heard._replace(
+            state=self._leap(dynamics, centre.state, mean, centre.clock, num_steps, noise),
+            credit=credit % centre.num_live,
             clock=centre.clock + num_steps,
             version=centre.version + 1,
         )

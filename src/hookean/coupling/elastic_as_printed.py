@@ -17,8 +17,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, Self
 
-from hookean.coupling.base import Copy
 from hookean.coupling.elastic import Elastic
+from hookean.exchange import Copy
 from hookean.schedules import value_at
 from hookean.tree import tree_map
 from hookean.types import ArgumentError, Params
@@ -72,5 +72,9 @@ class ElasticAsPrinted(Elastic):
 
     def force(self, position: Params, copy: Copy, step: Any) -> Params:
         """K times the pull of Eq. 5."""
-        strength = self.stiffness(step) * self.schedule.factor(step)
+        strength = self.spring(step, copy.live) * self.schedule.factor(step)
         return tree_map(lambda x, c: (strength * (x - c)).astype(x.dtype), position, copy.position)
+
+    def spring(self, step: Any, live: Any) -> Any:
+        """alpha, whatever the number of chains."""
+        return self.stiffness(step)

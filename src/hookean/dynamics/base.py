@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from hookean import schedules
@@ -69,6 +70,7 @@ class Dynamics(abc.ABC):
     """The stationary law, in words for a person."""
     phase: ClassVar[tuple[str, ...]] = ("position",)
     """Fields of the state that `recipe` speaks of, in order."""
+
     @abc.abstractmethod
     def init(self, position: Params, noise: Noise) -> Any:
         """State of a chain that starts at `position`."""
@@ -112,6 +114,15 @@ class Dynamics(abc.ABC):
     def stability_limit(self) -> float | None:
         """Curvature at and above which the chain explodes, where that is known beforehand and near."""
         return None
+
+    def growth(self, stiffness: float, step: int) -> float | None:
+        """Factor by which a step enlarges a displacement on the potential stiffness x^2 / 2; None where unknown."""
+        one = self.linear_map(jnp.asarray(float(stiffness)), jnp.asarray(step))
+        return None if one is None else float(np.abs(np.linalg.eigvals(np.asarray(one.matrix))).max())
+
+    def as_centre(self, **changes: Any) -> Self:
+        """This dynamics for a centre, which feels springs only."""
+        return self.replace(**changes)
 
     def replace(self, **changes: Any) -> Self:
         """The same dynamics with other hyper-parameters; refuses those it does not have."""

@@ -56,6 +56,10 @@ class PSGLD(Dynamics):
         """Divide gradients by N unless told otherwise."""
         return self if self.scale is not None else dataclasses.replace(self, scale=float(num_examples))
 
+    def as_centre(self, **changes: Any) -> Self:
+        """Springs have no N: their gradients are not divided."""
+        return dataclasses.replace(self.replace(**changes), scale=1.0)
+
     def check(self, num_steps: int) -> None:
         """Refuse what cannot work."""
         super().check(num_steps)
