@@ -18,6 +18,7 @@ test: $(READY) ## run the tests; some of them: make test ARGS="-k foo"
 
 lint: $(READY) ## check style with ruff
 	$(BIN)/ruff check $(ARGS) .
+	$(BIN)/ruff format --check .
 
 types: $(READY) ## check types with mypy
 	$(BIN)/mypy $(ARGS)

@@ -18,6 +18,7 @@ LAYERS = (
     ("testing",),
     ("api", "hookean"),
     ("engines", "diagnostics", "progress"),
+    ("job",),
     ("coupling", "dynamics", "targets"),
     ("exchange",),
     ("random", "tree", "schedules"),

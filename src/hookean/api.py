@@ -11,10 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hookean import diagnostics, progress as progress_display
+from hookean import diagnostics
+from hookean import progress as progress_display
 from hookean.coupling import Coupling, Independent  # type: ignore[attr-defined]
 from hookean.dynamics import Dynamics
-from hookean.engines import Engine, Job, Result, Vectorised  # type: ignore[attr-defined]
+from hookean.engines import Engine, Vectorised  # type: ignore[attr-defined]
+from hookean.job import Job, Result
 from hookean.random import Stream, stream_key
 from hookean.targets import Target
 from hookean.tree import tree_map
@@ -28,8 +30,9 @@ class Run:
     Attributes:
         draws: the parameters' pytree, leaves [chain, draw, ...].
         stats: arrays [chain, draw]: `potential` (of the batch of the last step), `kinetic_temperature`,
-            `configurational_temperature` (theta . grad U / n), `distance` (to the centre), `staleness` (steps since the copy of the
-            centre that was used had been asked for; with StaleGradient, steps of the server) and `live` (workers that count).
+            `configurational_temperature` (theta . grad U / n), `distance` (to the centre), `staleness` (steps since the
+            copy of the centre that was used had been asked for; with StaleGradient, steps of the server) and `live`
+            (workers that count).
         info: `steps` taken, the `final` state, and what the engine adds (the `log` of a simulated run).
         config: the run's settings.
     """
@@ -42,7 +45,7 @@ class Run:
 
     def summary(self) -> str:
         """What was sampled, at which temperature, and what to be careful about."""
-        return diagnostics.summary(self.job, Result(self.draws, self.stats, self.info), self.config)
+        return diagnostics.summary(self.job, Result(self.draws, self.stats, self.info))
 
 
 def sample(
@@ -90,9 +93,9 @@ def sample(
             result = engine.run(job, display.update)
         except DivergenceError as error:
             if isinstance(error.run, Result):
-                error.run = Run(*error.run, config, job)
+                error.run = Run(error.run.draws, error.run.stats, error.run.info, config, job)
             raise
-    return Run(*result, config, job)
+    return Run(result.draws, result.stats, result.info, config, job)
 
 
 def _headline(job: Job, engine: Engine) -> str:
@@ -117,15 +120,16 @@ def prepare(
     seed: int,
 ) -> Job:
     """Check everything that can be checked without sampling, and put a job together."""
-    for name, value, kind in (
-        ("target", target, Target),
-        ("dynamics", dynamics, Dynamics),
-        ("coupling", coupling, Coupling),
-        ("engine", engine, Engine),
-    ):
-        if not isinstance(value, kind):
-            hint = f"{value.__name__} is a class: call it" if isinstance(value, type) else f"Give a {kind.__name__}"
-            raise ArgumentError(name, f"is {value!r}, not a {kind.__name__}", hint)
+    kinds: dict[str, tuple[Any, type]] = {
+        "target": (target, Target),
+        "dynamics": (dynamics, Dynamics),
+        "coupling": (coupling, Coupling),
+        "engine": (engine, Engine),
+    }
+    for name, (given, kind) in kinds.items():
+        if not isinstance(given, kind):
+            hint = f"{given.__name__} is a class: call it" if isinstance(given, type) else f"Give a {kind.__name__}"
+            raise ArgumentError(name, f"is {given!r}, not a {kind.__name__}", hint)
     for name, value, least in (
         ("chains", chains, 1),
         ("num_steps", num_steps, 1),
@@ -149,9 +153,7 @@ def prepare(
     coupling = coupling.bind(int(warmup))
     coupling.check(dynamics, int(chains), int(num_steps))
     engine.check(int(chains))
-    job = Job(
-        target, dynamics, coupling, starts, int(chains), int(num_steps), int(warmup), int(thin), key
-    )
+    job = Job(target, dynamics, coupling, starts, int(chains), int(num_steps), int(warmup), int(thin), key)
     if len(job.kept_steps) == 0:
         raise ArgumentError("schedule", "lets no draw be kept", "Thin less, or make the free part of a cycle longer")
     _warn_if_unstable(job)
@@ -185,8 +187,9 @@ def _warn_if_unstable(job: Job) -> None:
     springs = float(job.coupling.spring(0, job.chains))
     if sharpest + springs >= limit:
         warnings.warn(
-            f"dynamics: {type(job.dynamics).__name__} in this order explodes where the curvature reaches friction / step_size "
-            f"= {limit:.3g}, and at the start it is {sharpest + springs:.3g} ({sharpest:.3g} measured, {springs:.3g} springs). "
+            f"dynamics: {type(job.dynamics).__name__} in this order explodes where the curvature reaches friction / "
+            f"step_size = {limit:.3g}, and at the start it is {sharpest + springs:.3g} ({sharpest:.3g} measured, "
+            f"{springs:.3g} springs). "
             f'Take integrator="semi_implicit", or a step_size below {limit / (sharpest + springs):.2g} of this one.',
             HookeanWarning,
             stacklevel=4,

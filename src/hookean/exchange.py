@@ -14,7 +14,7 @@ import dataclasses
 import enum
 import heapq
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -180,8 +180,8 @@ def timeline(
     seed: int = 0,
 ) -> list[Event]:
     """The log of a run of `num_steps` steps of each worker; the states after the steps `kept` become draws."""
-    clock = _Clock(scenario, workers, num_steps, kept, rhythm, server_owns_chain, num_bytes, seed)
-    return list(clock.synchronous() if scenario.barrier or rhythm is None else clock.asynchronous())
+    clock = _Synchronous if scenario.barrier or rhythm is None else _Asynchronous
+    return list(clock(scenario, workers, num_steps, kept, rhythm, server_owns_chain, num_bytes, seed).events())
 
 
 def num_boxes(log: Sequence[Event]) -> int:
@@ -190,7 +190,7 @@ def num_boxes(log: Sequence[Event]) -> int:
 
 
 class _Clock:
-    """The discrete-event clock behind `timeline`."""
+    """Times of steps and messages, and the parallel clock that counts them."""
 
     def __init__(
         self,
@@ -203,16 +203,19 @@ class _Clock:
         num_bytes: int,
         seed: int,
     ) -> None:
-        self.scenario, self.workers, self.num_steps, self.rhythm = scenario, workers, num_steps, rhythm
+        self.scenario, self.workers, self.num_steps = scenario, workers, num_steps
+        self.exchanges = rhythm is not None
+        self.report, self.refresh = rhythm or (256, 256)  # no exchanges: pieces short enough to show progress
         self.server_owns_chain = server_owns_chain
         self.draw_at = {int(step): index for index, step in enumerate(kept)}
         self.random = np.random.default_rng([seed, 0x5CE])
         self.step_time = np.broadcast_to(np.asarray(scenario.step_time, float), (workers,))
         self.latency = np.broadcast_to(np.asarray(scenario.latency, float), (workers,))
         self.transfer = num_bytes / scenario.bandwidth
-        self.crash_steps: dict[int, list[Crash]] = {}
-        for crash in sorted(scenario.crashes, key=lambda c: c.step):
-            self.crash_steps.setdefault(crash.worker, []).append(crash)
+        self.crashes = {
+            worker: sorted((c for c in scenario.crashes if c.worker == worker), key=lambda c: c.step)
+            for worker in range(workers)
+        }
         self.live: set[int] = set()
         self.ticks = self.credit = 0
 
@@ -248,168 +251,197 @@ class _Clock:
                 due = self.draw_at.get(self.ticks, due)
         return due
 
-    def synchronous(self) -> Iterator[Event]:
-        """All step together; at an exchange they wait for each other. Without exchanges nobody waits."""
+
+class _Synchronous(_Clock):
+    """All step together; at an exchange they wait for each other. Without exchanges nobody waits."""
+
+    def events(self) -> Iterator[Event]:
         self.live = set(range(self.workers))
-        report, refresh = self.rhythm or (256, 256)  # no exchanges: pieces short enough to show progress
         now = [0.0] * self.workers
+        for join in self.scenario.joins:
+            now[join.worker] = join.time
         step = 0
         while step < self.num_steps and self.live:
-            end = min(step + report - step % report, self.num_steps)
+            end = min(step + self.report - step % self.report, self.num_steps)
             for worker in sorted(self.live):
-                fatal = [c.step for c in self.crash_steps.get(worker, []) if c.restart_after is None]
-                crash = next((at for at in fatal if step <= at < end), None)
-                stop = end if crash is None else crash
+                stop = end
+                for crash in (c for c in self.crashes[worker] if step <= c.step < end):
+                    if crash.restart_after is None:
+                        stop = crash.step
+                        break
+                    for _ in range(crash.step - step):  # lost: without exchanges it costs nothing but time
+                        now[worker] += self.step_duration(worker, now[worker])
+                    now[worker] += crash.restart_after
                 for _ in range(stop - step):
                     now[worker] += self.step_duration(worker, now[worker])
                 yield from self.run(worker, step, stop, now[worker])
-                if crash is not None:
+                if stop < end:
                     self.live.discard(worker)
-                    if self.rhythm is not None:
+                    if self.exchanges:
                         yield Event(Kind.LEAVE, worker, time=now[worker])
-            if self.rhythm is not None and end % report == 0 and self.live:
+            if self.exchanges and end % self.report == 0 and self.live:
                 time = max(now[worker] + 2 * self.travel(worker) for worker in sorted(self.live))
                 now = [time] * self.workers
-                yield Event(Kind.BARRIER, steps=report, draw=self.tick(len(self.live)), time=time)
-                if end % refresh == 0:
-                    yield Event(Kind.REFRESH, steps=refresh, time=time)
+                yield Event(Kind.BARRIER, steps=self.report, draw=self.tick(len(self.live)), time=time)
+                if end % self.refresh == 0:
+                    yield Event(Kind.REFRESH, steps=self.refresh, time=time)
             step = end
 
-    def asynchronous(self) -> Iterator[Event]:
-        """Nobody waits, but for a worker whose answer is overdue."""
-        assert self.rhythm is not None
-        report, refresh = self.rhythm
-        slowest = float(self.step_time.max()) * refresh + 2 * float(self.latency.max() + self.transfer)
-        lease = self.scenario.lease if self.scenario.lease is not None else 10 * slowest
-        queue: list[tuple[float, int, int, str, dict[str, Any]]] = []
-        order = 0
 
-        def push(time: float, priority: int, what: str, **details: Any) -> None:
-            nonlocal order
-            order += 1
-            heapq.heappush(queue, (time, priority, order, what, details))
+class _Awaited(NamedTuple):
+    """An answer under way: its box, the step at which it was asked for, and when it arrives."""
 
-        free_boxes: list[int] = []
-        boxes = 0
+    box: int
+    asked_at: int
+    arrival: float
 
-        def take_box() -> int:
-            nonlocal boxes
-            if free_boxes:
-                return heapq.heappop(free_boxes)
-            boxes += 1
-            return boxes - 1
 
-        step = [0] * self.workers  # taken so far
-        reported = [0] * self.workers  # of these, known to the centre or on their way
-        asked: list[tuple[int, int, float] | None] = [None] * self.workers  # box, step, time of the awaited answer
-        waits_to_send = [False] * self.workers
-        heard = [0.0] * self.workers
-        life = [0] * self.workers  # incarnation: what was planned for an earlier one is void
+@dataclasses.dataclass
+class _Hand:
+    """What the clock knows of one worker."""
 
-        def plan(worker: int, now: float) -> None:
-            """Let the worker run until it reports, takes an answer, crashes or ends."""
-            pending = asked[worker]
-            waiting = pending is not None and step[worker] - pending[1] >= refresh * self.scenario.max_staleness
-            if waiting:
-                assert pending is not None
-                push(max(now, pending[2]), 2, "pause", worker=worker, life=life[worker], end=step[worker])
-                return
-            crash = min((c.step for c in self.crash_steps.get(worker, [])), default=self.num_steps)
-            last = min(step[worker] + report - step[worker] % report, self.num_steps, max(crash, step[worker]))
-            end = step[worker]
-            while end < last:
-                now += self.step_duration(worker, now)
-                end += 1
-                if pending is not None and now >= pending[2]:
-                    break
-            push(now, 2, "pause", worker=worker, life=life[worker], end=end)
+    step: int = 0
+    reported: int = 0
+    """Steps that the centre knows of or will hear of."""
+    awaited: _Awaited | None = None
+    owes_report: bool = False
+    """A report was due while an answer was still awaited; it is sent once that is here."""
+    heard: float = 0.0
+    life: int = 0
+    """Incarnation: what was planned for an earlier one is void."""
 
-        def send(worker: int, now: float, wants_answer: bool) -> Event:
-            box = take_box()
-            steps = step[worker] - reported[worker]
-            arrival = now + self.travel(worker)
-            push(arrival, 0, "receive", worker=worker, box=box, steps=steps, keep=wants_answer)
-            if wants_answer:
-                asked[worker] = (box, step[worker], arrival + self.travel(worker))
-            reported[worker] = step[worker]
-            return Event(Kind.SEND, worker, steps, box=box, time=now)
 
+class _Asynchronous(_Clock):
+    """Nobody waits, but for a worker whose answer is overdue. Actions wait in a queue for their time."""
+
+    FIRST, SECOND, THIRD, LAST = range(4)
+    """Order of actions at the same moment: messages arrive before workers look for them, leases end last."""
+
+    def events(self) -> Iterator[Event]:
+        self.queue: list[tuple[float, int, int, Callable[..., Iterator[Event]], tuple[Any, ...]]] = []
+        self.pushed = self.boxes = 0
+        self.free_boxes: list[int] = []
+        self.hands = [_Hand() for _ in range(self.workers)]
+        round_trip = 2 * float(self.latency.max() + self.transfer)
+        usual = float(self.step_time.max()) * self.refresh + round_trip
+        self.lease = self.scenario.lease if self.scenario.lease is not None else 10 * usual
         late = {join.worker: join.time for join in self.scenario.joins}
-        for worker in range(self.workers):
-            if worker in late:
-                push(late[worker], 1, "join", worker=worker)
-            else:
-                self.live.add(worker)
-                push(lease, 3, "lease", worker=worker)
         for worker in late:
             yield Event(Kind.LEAVE, worker)
+            self.push(late[worker], self.SECOND, self.join, worker)
         for worker in range(self.workers):
             if worker not in late:
-                plan(worker, 0.0)
+                self.listen(worker, 0.0)
+                self.plan(worker, 0.0)
+        while self.queue:
+            now, _, _, action, details = heapq.heappop(self.queue)
+            yield from action(now, *details)
 
-        while queue:
-            now, _, _, what, details = heapq.heappop(queue)
-            worker = details["worker"]
-            if what == "receive":
-                newcomer = worker not in self.live
-                self.live.add(worker)
-                heard[worker] = now
-                push(now + lease, 3, "lease", worker=worker)
-                credit = 0 if newcomer else details["steps"]
-                draw = self.tick(credit)
-                yield Event(Kind.RECEIVE, worker, credit, draw, details["box"], now)
-                if not details["keep"]:
-                    heapq.heappush(free_boxes, details["box"])
-            elif what == "lease":
-                if worker in self.live and now - heard[worker] >= lease * (1 - 1e-12):
-                    self.live.discard(worker)
-                    yield Event(Kind.LEAVE, worker, time=now)
-            elif what == "join":
-                self.live.add(worker)
-                heard[worker] = now
-                push(now + lease, 3, "lease", worker=worker)
-                yield Event(Kind.JOIN, worker, time=now)
-                plan(worker, now)
-            elif what == "restart":
-                yield Event(Kind.RESTORE, worker, step[worker] - reported[worker], time=now)
-                step[worker] = reported[worker]
-                plan(worker, now)
-            elif details["life"] == life[worker]:  # pause
-                yield from self.run(worker, step[worker], details["end"], now)
-                step[worker] = details["end"]
-                crash = next((c for c in self.crash_steps.get(worker, []) if c.step <= step[worker]), None)
-                if crash is not None:
-                    self.crash_steps[worker].remove(crash)
-                    life[worker] += 1
-                    pending, asked[worker], waits_to_send[worker] = asked[worker], None, False
-                    if pending is not None:  # the answer finds nobody; its box is not used again
-                        now = max(now, pending[2])
-                    if crash.restart_after is not None:
-                        push(now + crash.restart_after, 1, "restart", worker=worker)
-                    continue
-                pending = asked[worker]
-                if pending is not None and now >= pending[2]:
-                    yield Event(Kind.ADOPT, worker, step[worker] - pending[1], box=pending[0], time=now)
-                    heapq.heappush(free_boxes, pending[0])
-                    asked[worker] = None
-                if step[worker] % report == 0 and step[worker] > reported[worker]:
-                    wants = step[worker] % refresh == 0 and asked[worker] is None
-                    missed = step[worker] % refresh == 0 and asked[worker] is not None
-                    if wants or self.server_owns_chain:
-                        yield send(worker, now, wants)
-                    waits_to_send[worker] = missed
-                elif waits_to_send[worker] and asked[worker] is None:
-                    waits_to_send[worker] = False
-                    yield send(worker, now, True)
-                if step[worker] == self.num_steps and asked[worker] is None:
-                    push(now, 1, "leave", worker=worker)
-                elif asked[worker] is not None and asked[worker][2] <= now:  # type: ignore[index]
-                    push(now, 2, "pause", worker=worker, life=life[worker], end=step[worker])
-                elif step[worker] == self.num_steps:
-                    assert asked[worker] is not None
-                    push(asked[worker][2], 2, "pause", worker=worker, life=life[worker], end=step[worker])  # type: ignore[index]
-                else:
-                    plan(worker, now)
-            if what == "leave" and worker in self.live:
-                self.live.discard(worker)
-                yield Event(Kind.LEAVE, worker, time=now)
+    def push(self, time: float, priority: int, action: Callable[..., Iterator[Event]], *details: Any) -> None:
+        self.pushed += 1  # first come, first served
+        heapq.heappush(self.queue, (time, priority, self.pushed, action, details))
+
+    def listen(self, worker: int, now: float) -> None:
+        """The centre has heard of a worker, which counts until its lease ends."""
+        self.live.add(worker)
+        self.hands[worker].heard = now
+        self.push(now + self.lease, self.LAST, self.expire, worker)
+
+    def plan(self, worker: int, now: float) -> None:
+        """Let a worker run until it reports, an answer arrives, it crashes or it is done; or wait if an answer is overdue."""
+        hand = self.hands[worker]
+        awaited = hand.awaited
+        end, arrival = hand.step, math.inf if awaited is None else awaited.arrival
+        done = hand.step == self.num_steps
+        overdue = awaited is not None and hand.step - awaited.asked_at >= self.refresh * self.scenario.max_staleness
+        if done or overdue:
+            now = max(now, arrival) if awaited is not None else now
+        else:
+            crash = min((c.step for c in self.crashes[worker]), default=self.num_steps)
+            last = min(end + self.report - end % self.report, self.num_steps, max(crash, end))
+            while end < last and now < arrival:
+                now += self.step_duration(worker, now)
+                end += 1
+        self.push(now, self.THIRD, self.pause, worker, hand.life, end)
+
+    def pause(self, now: float, worker: int, life: int, end: int) -> Iterator[Event]:
+        """A worker has come to the end of what was planned."""
+        hand = self.hands[worker]
+        if life != hand.life:
+            return
+        yield from self.run(worker, hand.step, end, now)
+        hand.step = end
+        crash = next((c for c in self.crashes[worker] if c.step <= end), None)
+        if crash is not None:
+            self.crash(now, worker, crash)
+            return
+        if hand.awaited is not None and now >= hand.awaited.arrival:
+            yield Event(Kind.ADOPT, worker, end - hand.awaited.asked_at, box=hand.awaited.box, time=now)
+            heapq.heappush(self.free_boxes, hand.awaited.box)
+            hand.awaited = None
+        if hand.step > hand.reported:
+            due, wants = end % self.report == 0, end % self.refresh == 0
+            if (due and self.server_owns_chain) or ((due and wants or hand.owes_report) and hand.awaited is None):
+                yield self.send(worker, now, hand.awaited is None and (wants or hand.owes_report))
+            elif due and wants:
+                hand.owes_report = True
+        if hand.step == self.num_steps and hand.awaited is None:
+            yield from self.leave(now, worker)
+        else:
+            self.plan(worker, now)
+
+    def send(self, worker: int, now: float, wants_answer: bool) -> Event:
+        hand = self.hands[worker]
+        if self.free_boxes:
+            box = heapq.heappop(self.free_boxes)
+        else:
+            box, self.boxes = self.boxes, self.boxes + 1
+        steps = hand.step - hand.reported
+        arrival = now + self.travel(worker)
+        self.push(arrival, self.FIRST, self.receive, worker, box, steps, wants_answer)
+        hand.reported = hand.step
+        if wants_answer:
+            hand.owes_report = False
+            hand.awaited = _Awaited(box, hand.step, arrival + self.travel(worker))
+        return Event(Kind.SEND, worker, steps, box=box, time=now)
+
+    def receive(self, now: float, worker: int, box: int, steps: int, wants_answer: bool) -> Iterator[Event]:
+        """The centre takes a report. A worker that did not count has no steps to its credit."""
+        credit = steps if worker in self.live else 0
+        self.listen(worker, now)
+        yield Event(Kind.RECEIVE, worker, credit, self.tick(credit), box, now)
+        if not wants_answer:
+            heapq.heappush(self.free_boxes, box)
+
+    def crash(self, now: float, worker: int, crash: Crash) -> None:
+        """A worker dies, and with it what it waited for: the box of that answer is not used again."""
+        hand = self.hands[worker]
+        self.crashes[worker].remove(crash)
+        back = now if hand.awaited is None else max(now, hand.awaited.arrival)
+        hand.life, hand.awaited, hand.owes_report = hand.life + 1, None, False
+        if crash.restart_after is not None:
+            self.push(back + crash.restart_after, self.SECOND, self.restart, worker)
+
+    def restart(self, now: float, worker: int) -> Iterator[Event]:
+        """A worker that had died goes on from its last report."""
+        hand = self.hands[worker]
+        yield Event(Kind.RESTORE, worker, hand.step - hand.reported, time=now)
+        hand.step = hand.reported
+        self.plan(worker, now)
+
+    def join(self, now: float, worker: int) -> Iterator[Event]:
+        """A worker begins late."""
+        self.listen(worker, now)
+        yield Event(Kind.JOIN, worker, time=now)
+        self.plan(worker, now)
+
+    def expire(self, now: float, worker: int) -> Iterator[Event]:
+        """A lease ends, unless it was renewed."""
+        if now >= self.hands[worker].heard + self.lease:
+            yield from self.leave(now, worker)
+
+    def leave(self, now: float, worker: int) -> Iterator[Event]:
+        """A worker stops counting: it is done, or has been silent for too long."""
+        if worker in self.live:
+            self.live.discard(worker)
+            yield Event(Kind.LEAVE, worker, time=now)

@@ -125,7 +125,17 @@ class Target:
         log_prior = self.log_prior(position)
         if self.log_likelihood is None:
             return -log_prior
-        return -(self.num_examples / self.batch_size) * jnp.sum(self.log_likelihood(position, batch)) - log_prior
+        each = self.log_likelihood(position, batch)
+        return -(self.num_examples / each.shape[0]) * jnp.sum(each) - log_prior
+
+    def large_batch(self, most: int = 2048) -> Batch:
+        """Evenly spread examples, `most` at the most, for measuring the potential's shape; a stream gives its first batch."""
+        if self._stream is not None:
+            return self._stream.fetch(0, 0)
+        if self.num_examples <= most:
+            return self.data
+        chosen = np.linspace(0, self.num_examples - 1, most).astype(int)
+        return tree_map(lambda leaf: leaf[chosen], self.data)
 
     def check(self, position: Params) -> None:
         """Refuse parameters that are not floating-point and functions of the wrong shape, without running them."""
@@ -271,7 +281,8 @@ class _Stream:
             raise HookeanError(f"batches: NaN or Inf in leaf {name!r}. Remove or impute these entries.")
         return arrays
 
-    def _fetch(self, chain: Any, step: Any) -> Batch:
+    def fetch(self, chain: Any, step: Any) -> Batch:
+        """The batch of a chain at a step."""
         chain, step = int(chain), int(step)
         with self._lock:
             at, batch = self._last.get(chain, (-1, None))
@@ -286,4 +297,4 @@ class _Stream:
 
     def batch(self, chain: Any, step: Any) -> Batch:
         """The batch as a value inside compiled code."""
-        return jax.experimental.io_callback(self._fetch, self.example, chain, step, ordered=False)
+        return jax.experimental.io_callback(self.fetch, self.example, chain, step, ordered=False)

@@ -29,7 +29,7 @@ class ArgumentError(HookeanError, ValueError):
     """An argument that cannot work. Says which one, what is wrong with it, and the remedy."""
 
     def __init__(self, argument: str, problem: str, remedy: str) -> None:
-        """Compose the message `argument: problem. remedy.`"""
+        """Compose the message out of the three."""
         super().__init__(f"{argument}: {problem}. {remedy}.")
         self.argument = argument
 

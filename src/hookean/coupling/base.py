@@ -18,6 +18,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from hookean import schedules
 from hookean.exchange import Copy, Report, Rhythm
@@ -121,6 +122,13 @@ class Coupling(abc.ABC):
     def spring(self, step: Any, live: Any) -> Any:
         """Curvature that the coupling adds to a chain's potential at full strength."""
         return 0.0
+
+    def covariance(self, stiffness: float, chains: int, temperature: float) -> np.ndarray | None:
+        """The law, checkable: covariance between the kept draws of the chains on the potential stiffness x^2 / 2.
+
+        In the limit of small steps and fresh exchanges; None where no law is claimed.
+        """
+        return temperature / stiffness * np.eye(chains)
 
     # -- the worker's side --------------------------------------------------------------------------------------------
 

@@ -1,10 +1,10 @@
 """Elastic averaging SGD (Zhang, Choromanska and LeCun 2015). An optimiser: temperature 0.
 
-    at an exchange, every `every` steps:   theta_i <- theta_i - rho (theta_i - c),   c <- c + rho (theta_i - c)
+    at an exchange, every `every` steps:  theta_i <- theta_i - rho (theta_i - c),   c <- c + rho (theta_i - c)
 
 with rho = moving_rate / K. The chain is displaced in the first step after its exchange, beside that step's gradient
-move (their Algorithm 1); the centre answers before it moves, so that both use the same c, and has no velocity. An answer
-that comes late pulls the chain from where it is by then.
+move (their Algorithm 1); the centre answers before it moves, so that both use the same c, and has no velocity. An
+answer that comes late pulls the chain from where it is by then.
 
 Over `SGLD(eps, temperature=0)` with every=1 it is elastic SGLD at T = 0, step by step, with moving_rate = eps alpha.
 """
@@ -66,6 +66,9 @@ class EASGD(Coupling):
     def roles(self, dynamics: Any, chains: int) -> tuple[Any, Any]:
         """The centre has no motion of its own; its dynamics only makes a state with a position."""
         return dynamics, dynamics
+
+    def covariance(self, stiffness: float, chains: int, temperature: float) -> None:
+        """An optimiser claims none."""
 
     def advance(
         self, dynamics: Any, evaluate: Evaluate, worker: Worker, noise: Noise, step: Any

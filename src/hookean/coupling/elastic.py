@@ -7,12 +7,13 @@
 
 The centre is one more chain of the same dynamics whose potential is only elastic.
 
-Targets exp(-H / T). With c integrated out, the chains together follow exp(-(sum_i U(theta_i) + (alpha/2K) sum_i |theta_i -
-mean|^2) / T): on a Gaussian of curvature h, Var(theta_i) = T [(1/K)/h + (1 - 1/K)/(h + alpha/K)], which is less than T/h
-for K > 1. Schedules `release` and `cycle` give the marginals of the posterior back.
+Targets exp(-H / T). With c integrated out, the chains together follow
+exp(-(sum_i U(theta_i) + (alpha/2K) sum_i |theta_i - mean|^2) / T): on a Gaussian of curvature h,
+Var(theta_i) = T [(1/K)/h + (1 - 1/K)/(h + alpha/K)], which is less than T/h for K > 1. Schedules `release` and `cycle`
+give the marginals of the posterior back.
 
 The centre's clock: a report of d new steps earns d / K_live steps of the centre, and the whole part is taken at once.
-With the reported positions fixed, those steps are a leap: a linear map and Gaussian noise, the same for all coordinates.
+With the reported positions fixed, those steps are a leap: a linear map and Gaussian noise, alike for all coordinates.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from hookean import schedules
 from hookean.coupling.base import Centre, Coupling, check_count, open_centre
@@ -37,8 +39,8 @@ from hookean.types import ArgumentError, Params, Scheduled
 class Elastic(Coupling):
     """Springs of strength alpha / K between K chains and their centre.
 
-    `friction` and `mass` are the centre's (None: the chains'). By default the centre integrates against the positions just
-    reported; with `simultaneous=True` against those before, so that with every=1 chains and centre step at once.
+    `friction` and `mass` are the centre's (None: the chains'). By default the centre integrates against the positions
+    just reported; with `simultaneous=True` against those before, so that with every=1 chains and centre step at once.
     """
 
     alpha: Scheduled = 1.0
@@ -104,6 +106,15 @@ class Elastic(Coupling):
     def spring(self, step: Any, live: Any) -> Any:
         """alpha / K."""
         return self.stiffness(step) / live
+
+    def covariance(self, stiffness: float, chains: int, temperature: float) -> np.ndarray | None:
+        """Of the Hamiltonian above, or of uncoupled chains where only free draws are kept."""
+        if not self.couples_draws:
+            return super().covariance(stiffness, chains, temperature)
+        if callable(self.alpha):
+            return None
+        deviations = np.eye(chains) - np.ones((chains, chains)) / chains
+        return temperature * np.linalg.inv(stiffness * np.eye(chains) + self.alpha / chains * deviations)
 
     def open(self, dynamics: Any, positions: Params, noise: Noise) -> Centre:
         """Start at the mean of the chains."""

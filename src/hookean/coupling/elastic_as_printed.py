@@ -78,3 +78,6 @@ class ElasticAsPrinted(Elastic):
     def spring(self, step: Any, live: Any) -> Any:
         """alpha, whatever the number of chains."""
         return self.stiffness(step)
+
+    def covariance(self, stiffness: float, chains: int, temperature: float) -> None:
+        """None is claimed; docs/math.md has the numbers."""

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from hookean.coupling.base import Coupling, Evaluate, Evaluation, Worker, check_count
 from hookean.exchange import Copy, Report, Rhythm
@@ -82,6 +83,10 @@ class StaleGradient(Coupling):
     def roles(self, dynamics: Any, chains: int) -> tuple[Any, Any]:
         """All motion is the server's."""
         return dynamics, dynamics
+
+    def covariance(self, stiffness: float, chains: int, temperature: float) -> np.ndarray:
+        """Of one chain."""
+        return np.array([[temperature / stiffness]])
 
     def init(self, dynamics: Any, position: Params, copy: Copy | None, noise: Noise) -> Worker:
         """A worker with no gradient yet."""

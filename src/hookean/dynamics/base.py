@@ -51,7 +51,7 @@ class Recipe(NamedTuple):
         return -total(z) @ jax.grad(self.energy)(z) + correction
 
     def residual(self, drift: Callable[[jax.Array], jax.Array], z: jax.Array) -> jax.Array:
-        """Fokker-Planck residual of exp(-energy) under `drift` and this diffusion, over the density: 0 if stationary."""
+        """Fokker-Planck residual of exp(-energy) under `drift` and this diffusion, over the density; 0: stationary."""
 
         def current(z: jax.Array) -> jax.Array:  # probability current over density
             spread = jnp.einsum("ijj->i", jax.jacfwd(self.diffusion)(z))

@@ -3,12 +3,12 @@
     v' = a v + (1 - a) (g/N)^2,   G = 1 / (lambda + sqrt(v')),   theta' = theta - eps (G g - T Gamma) + N(0, 2 eps T G)
     Gamma_i = dG_i/dtheta_i = -G_i^2 (1 - a) (g_i/N) (H_ii/N) / sqrt(v'_i)
 
-(the step of the paper is 2 eps). H_ii is estimated without bias by s_i (H s)_i with random signs s (Hutchinson 1990), exact
-for a diagonal Hessian; it costs one Hessian-vector product a step, and `gamma=False` drops the term as the paper's
-authors did in their experiments.
+(the step of the paper is 2 eps). H_ii is estimated without bias by s_i (H s)_i with random signs s (Hutchinson 1990),
+exact for a diagonal Hessian; it costs one Hessian-vector product a step, and `gamma=False` drops the term as the
+paper's authors did in their experiments.
 
-Targets exp(-U/T) exactly (as eps -> 0) when v' depends on the present gradient only (a = 0), and for a > 0 to the extent
-that v varies slowly. Recipe: D = G T with v as memory held fixed, Q = 0, H = U.
+Targets exp(-U/T) exactly (as eps -> 0) when v' depends on the present gradient only (a = 0), and for a > 0 to the
+extent that v varies slowly. Recipe: D = G T with v as memory held fixed, Q = 0, H = U.
 """
 
 from __future__ import annotations

@@ -92,9 +92,7 @@ class SGHMC(Dynamics):
             )
         largest = max(float(np.max(np.asarray(b))) for b in jax.tree.leaves(self.noise_estimate))
         if largest > 0 and self.integrator == "obabo":
-            raise ArgumentError(
-                "noise_estimate", "has no place in the exact O step", 'Use integrator="semi_implicit"'
-            )
+            raise ArgumentError("noise_estimate", "has no place in the exact O step", 'Use integrator="semi_implicit"')
         for step in np.unique(np.linspace(0, max(num_steps - 1, 0), 33).astype(int)):
             eps, V, T = (float(value_at(x, step)) for x in (self.step_size, self.friction, self.temperature))
             if eps**2 * largest > 2 * eps * T * V:
@@ -172,7 +170,8 @@ class SGHMC(Dynamics):
 
     def linear_map(self, stiffness: jax.Array, step: jax.Array) -> LinearMap | None:
         """The step on (x, p) as a product of kick, friction and drift."""
-        if jax.tree.structure(self.mass) != jax.tree.structure(0.0) or np.ndim(self.mass) > 0:
+        estimate = self.noise_estimate
+        if not (_is_number(self.mass) and _is_number(estimate)):
             return None  # every coordinate would have its own map
         eps, V, T = (value_at(x, step) for x in (self.step_size, self.friction, self.temperature))
         M = self.mass
@@ -189,10 +188,7 @@ class SGHMC(Dynamics):
             after = drift @ half
             spread = matrix(0, 0, 0, M * T * (1 - decay**2))
             return LinearMap(after @ matrix(1, 0, 0, decay) @ half, after @ spread @ after.T)
-        B = self.noise_estimate
-        spread = matrix(0, 0, 0, jnp.maximum(2 * eps * T * V - eps**2 * B, 0.0)) if np.ndim(B) == 0 else None
-        if spread is None:
-            return None
+        spread = matrix(0, 0, 0, jnp.maximum(2 * eps * T * V - eps**2 * estimate, 0.0))
         if self.integrator == "explicit":
             return LinearMap(matrix(1, eps / M, -eps * stiffness, 1 - eps * V / M), spread)
         kick = matrix(1, 0, -eps * stiffness, 1 - eps * V / M)
@@ -221,3 +217,7 @@ class SGHMC(Dynamics):
         same: dict[str, Any] = {"step_size": step_size, "friction": 1.5, "temperature": temperature}
         orders = [cls(**same, integrator=order) for order in INTEGRATORS]
         return [*orders, cls(**same, mass=2.0), cls(**same, integrator="obabo", refresh_every=4)]
+
+
+def _is_number(value: Any) -> bool:
+    return len(jax.tree.leaves(value)) == 1 and not isinstance(value, dict | list | tuple) and np.ndim(value) == 0

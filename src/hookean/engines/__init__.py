@@ -3,7 +3,7 @@
 import importlib
 import pkgutil
 
-from hookean.engines.base import Engine, Job, Progress, Result, Watch
+from hookean.engines.base import Engine
 
 for _found in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_found.name}")
@@ -11,4 +11,4 @@ for _found in pkgutil.iter_modules(__path__):
 ALL: dict[str, type[Engine]] = {cls.__name__: cls for cls in Engine.__subclasses__()}
 globals().update(ALL)
 
-__all__ = ["ALL", "Engine", "Job", "Progress", "Result", "Watch", *ALL]
+__all__ = ["ALL", "Engine", *ALL]

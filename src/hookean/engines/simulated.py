@@ -1,7 +1,7 @@
 """Asynchronous workers, simulated: a deterministic clock in one thread. The reference for every other engine.
 
-A scenario gives the log of the run beforehand (`hookean.exchange.timeline`); here the log is executed, event by event, in one
-compiled loop. The same log and seed give the same bits.
+A scenario gives the log of the run beforehand (`hookean.exchange.timeline`); here the log is executed, event by event,
+in one compiled loop. The same log and seed give the same bits.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from hookean.coupling import Worker
-from hookean.engines.base import Engine, Job, Progress, Result, Seen, Watch, broken, new_seen
+from hookean.engines.base import Engine, broken
 from hookean.exchange import Copy, Event, Kind, Report, Scenario, num_boxes, timeline
+from hookean.job import Job, Progress, Result, Seen, Watch, new_seen
 from hookean.tree import num_bytes, row, set_row, tree_map
 from hookean.types import Params
 
@@ -124,9 +125,7 @@ def _open(job: Job, boxes: int, restores: bool) -> Carry:
             lambda leaf: jnp.zeros((max(boxes, 1), *jnp.shape(leaf)), jnp.result_type(leaf)), (report, answer)
         )
     saved = workers if restores else None
-    return Carry(
-        workers, steps, centre, reports, copies, answer, saved, new_seen(job.chains), *job.empty_draws()
-    )
+    return Carry(workers, steps, centre, reports, copies, answer, saved, new_seen(job.chains), *job.empty_draws())
 
 
 def _run(job: Job, carry: Carry, data: Any, events: Columns) -> Carry:
@@ -223,6 +222,7 @@ def _barrier(job: Job, carry: Carry, data: Any, event: Columns) -> Carry:
 
 
 def _refresh(job: Job, carry: Carry, data: Any, event: Columns) -> Carry:
+    assert carry.answer is not None
     adopted = jax.vmap(job.coupling.adopt, (0, None, 0))(carry.workers, carry.answer, carry.steps)
     live = carry.centre.live
 

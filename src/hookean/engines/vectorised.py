@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 
 from hookean.coupling import Worker
-from hookean.engines.base import SHARED_COPY, Engine, Job, Progress, Result, Seen, Watch, broken, new_seen
+from hookean.engines.base import Engine, broken
+from hookean.job import SHARED_COPY, Job, Progress, Result, Seen, Watch, new_seen
 from hookean.tree import tree_map
 from hookean.types import Params
 

@@ -1,0 +1,5 @@
+"""`python -m hookean`."""
+
+from hookean.cli import main
+
+main()
