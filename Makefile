@@ -14,7 +14,7 @@ demo: $(READY) ## see coupled chains at work
 	@$(BIN)/hookean demo $(ARGS)
 
 test: $(READY) ## run the tests; some of them: make test ARGS="-k foo"
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto $(ARGS)
 
 lint: $(READY) ## check style with ruff
 	$(BIN)/ruff check $(ARGS) .

@@ -86,7 +86,7 @@ def expected_shrinkage(job: Job, position: Params) -> float | None:
 
 
 def mean_and_error(series: Any, batches: int = 20) -> tuple[float, float]:
-    """Mean of [chain, draw] and its Monte-Carlo error from the means of `batches` stretches of time; NaN if too short."""
+    """Mean of [chain, draw] and its Monte-Carlo error, from the means of `batches` stretches of time (NaN if too short)."""
     over_chains = np.nanmean(np.asarray(series, float), 0)
     mean = float(np.mean(over_chains))
     if len(over_chains) < FEWEST_FOR_ERRORS:
@@ -104,8 +104,8 @@ def summary(job: Job, result: Result) -> str:
     names = f"{type(dynamics).__name__} x {type(coupling).__name__}"
     workers = f"one chain, gradients from {job.chains} workers" if coupling.server_owns_chain else f"{chains} chains"
     lines = [
-        f"{names}: {workers}, {result.info['steps']:,} steps, {draws:,} draws of each kept; {size(row(job.starts, 0)):,} "
-        f"parameters, N = {job.target.num_examples:,}, batch {job.target.batch_size:,}",
+        f"{names}: {workers}, {result.info['steps']:,} steps, {draws:,} draws of each kept; "
+        f"{size(row(job.starts, 0)):,} parameters, N = {job.target.num_examples:,}, batch {job.target.batch_size:,}",
         f"law         {dynamics.law}" + (f"; together {coupling.law}" if not _is_free(job) else ""),
     ]
     if draws == 0:
@@ -149,7 +149,8 @@ def _cautions(job: Job, temperature: float) -> list[str]:
     coupling, found = job.coupling, []
     if coupling.couples_draws and not coupling.optimises:
         found.append(
-            "coupled draws are not draws from the posterior; schedule=hk.release() or hk.cycle() gives its marginals back"
+            "coupled draws are not draws from the posterior; "
+            "schedule=hk.release() or hk.cycle() gives its marginals back"
         )
     if coupling.server_owns_chain and not job.target.is_exact:
         found.append("stale gradients bias the law; compare with every=1, wait_for=chains at a barrier, or Independent")
@@ -175,8 +176,8 @@ def _temperatures(stats: dict[str, np.ndarray], temperature: float, warnings: li
         if label == "kinetic" and np.isfinite(error) and off > 4 * error and off > 0.1 * max(temperature, 1e-12):
             way = "hot: gradient noise or too large a step" if mean > temperature else "cold"
             warnings.append(
-                f"the momenta are {mean / temperature:.2f} times as hot as asked ({way}); take a smaller step, a larger "
-                "batch or more friction"
+                f"the momenta are {mean / temperature:.2f} times as hot as asked ({way}); take a smaller step, "
+                "a larger batch or more friction"
                 if temperature > 0
                 else f"the momenta still move ({mean:.3g})"
             )

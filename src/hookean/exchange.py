@@ -4,8 +4,8 @@ A worker sends a `Report`, the centre answers with a `Copy` of itself. Neither h
 messages serve one compiled program, a simulated clock, threads or a cluster.
 
 A `Scenario` describes a set of workers: how fast each one is, how long messages travel, who crashes, who joins late.
-`timeline` turns it into a log: a list of `Event`s in the order in which they take effect. Times depend on nothing that is
-sampled, so a log exists before the run; whoever executes the same log gets the same run.
+`timeline` turns it into a log: a list of `Event`s in the order in which they take effect. Times depend on nothing
+that is sampled, so a log exists before the run; whoever executes the same log gets the same run.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Scenario:
         crashes: workers that die, and when they come back.
         joins: workers that begin late.
         barrier: all workers wait for each other at every exchange (nothing else of the network matters then).
-        lease: a worker that has been silent for so long leaves the mean; None for ten times its slowest normal interval.
+        lease: a worker that has been silent for so long leaves the mean; None for ten times the slowest normal interval.
         max_staleness: a worker without an answer for so many rounds waits for it.
     """
 
@@ -348,7 +348,7 @@ class _Asynchronous(_Clock):
         self.push(now + self.lease, self.LAST, self.expire, worker)
 
     def plan(self, worker: int, now: float) -> None:
-        """Let a worker run until it reports, an answer arrives, it crashes or it is done; or wait if an answer is overdue."""
+        """Let a worker run until it reports, an answer arrives, it crashes or is done; or wait if an answer is overdue."""
         hand = self.hands[worker]
         awaited = hand.awaited
         end, arrival = hand.step, math.inf if awaited is None else awaited.arrival
@@ -381,7 +381,7 @@ class _Asynchronous(_Clock):
             hand.awaited = None
         if hand.step > hand.reported:
             due, wants = end % self.report == 0, end % self.refresh == 0
-            if (due and self.server_owns_chain) or ((due and wants or hand.owes_report) and hand.awaited is None):
+            if (due and self.server_owns_chain) or (((due and wants) or hand.owes_report) and hand.awaited is None):
                 yield self.send(worker, now, hand.awaited is None and (wants or hand.owes_report))
             elif due and wants:
                 hand.owes_report = True

@@ -3,7 +3,7 @@
     U(theta)  = - sum over all N examples of log p(x | theta) - log p(theta)
     U~(theta) = - (N / |B|) sum over a batch B of log p(x | theta) - log p(theta)        unbiased
 
-The factor N / |B| is the library's own: a user gives the log-likelihood of each example, never a scaled or averaged loss.
+The factor N / |B| is the library's own: a user gives the log-likelihood of each example, never a scaled loss.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Target:
     """A posterior.
 
     Args:
-        log_likelihood: function (params, batch) -> array [B], the log-likelihood of each example of the batch; the batch has
-            the structure of `data` (or of what `batches` yields), and log_prior is a function params -> scalar.
-        log_prior: log density of the prior, up to a constant.
+        log_likelihood: function (params, batch) -> array [B], the log-likelihood of each example of the batch, which
+            has the structure of `data`.
+        log_prior: function params -> scalar, the log density of the prior up to a constant.
         data: a pytree of arrays with one leading axis, the examples.
         batch_size: examples in a batch; None for all, at every step.
         batching: "replacement" draws each example of a batch at random; "epochs" goes through reshuffled data.
@@ -82,9 +82,9 @@ class Target:
         Args:
             log_likelihood: as for `Target`.
             log_prior: as for `Target`.
-            batches: an iterable that can be gone through again (a data loader, a list), or a function of the chain's number that
-                gives one. Each chain goes through its own, again from the start when it ends; reading is done ahead, in the
-                background.
+            batches: an iterable that can be gone through again (a data loader, a list), or a function of the chain's
+                number that gives one. Each chain goes through its own, again from the start when it ends; reading is
+                done ahead, in the background.
             num_examples: N, the size of the whole data set.
         """
         stream = _Stream(batches)
@@ -107,7 +107,7 @@ class Target:
         return self.log_likelihood is None or (self.batch_size == self.num_examples and self._stream is None)
 
     def batch(self, data: Batch, key: jax.Array, chain: Any, step: Any) -> Batch:
-        """The batch of a chain at a step; `key` names the chain's stream. `data` is `self.data`, passed as an argument."""
+        """The batch of a chain at a step; `key` names the chain's stream, `data` is `self.data` as an argument."""
         if self._stream is not None:
             return self._stream.batch(chain, step)
         if self.is_exact:
@@ -129,7 +129,7 @@ class Target:
         return -(self.num_examples / each.shape[0]) * jnp.sum(each) - log_prior
 
     def large_batch(self, most: int = 2048) -> Batch:
-        """Evenly spread examples, `most` at the most, for measuring the potential's shape; a stream gives its first batch."""
+        """At most `most` evenly spread examples, for measuring the potential's shape; of a stream, the first batch."""
         if self._stream is not None:
             return self._stream.fetch(0, 0)
         if self.num_examples <= most:
