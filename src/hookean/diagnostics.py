@@ -86,7 +86,7 @@ def expected_shrinkage(job: Job, position: Params) -> float | None:
 
 
 def mean_and_error(series: Any, batches: int = 20) -> tuple[float, float]:
-    """Mean of [chain, draw] and its Monte-Carlo error, from the means of `batches` stretches of time (NaN if too short)."""
+    """Mean of [chain, draw] and its Monte-Carlo error, from the means of `batches` stretches of time; NaN if short."""
     over_chains = np.nanmean(np.asarray(series, float), 0)
     mean = float(np.mean(over_chains))
     if len(over_chains) < FEWEST_FOR_ERRORS:

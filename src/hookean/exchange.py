@@ -121,7 +121,7 @@ class Scenario:
         crashes: workers that die, and when they come back.
         joins: workers that begin late.
         barrier: all workers wait for each other at every exchange (nothing else of the network matters then).
-        lease: a worker that has been silent for so long leaves the mean; None for ten times the slowest normal interval.
+        lease: a worker that has been silent for so long leaves the mean; None for ten normal intervals of the slowest.
         max_staleness: a worker without an answer for so many rounds waits for it.
     """
 
@@ -348,7 +348,7 @@ class _Asynchronous(_Clock):
         self.push(now + self.lease, self.LAST, self.expire, worker)
 
     def plan(self, worker: int, now: float) -> None:
-        """Let a worker run until it reports, an answer arrives, it crashes or is done; or wait if an answer is overdue."""
+        """Run until it reports, an answer arrives, it crashes or is done; or wait for an overdue answer."""
         hand = self.hands[worker]
         awaited = hand.awaited
         end, arrival = hand.step, math.inf if awaited is None else awaited.arrival
