@@ -32,7 +32,8 @@ def num_bytes(tree: Params) -> int:
 
 def like(value: Any, tree: Params) -> Params:
     """`value` spread over the leaves of `tree`; a pytree of the same structure passes through."""
-    if jax.tree.structure(value) == jax.tree.structure(tree):
+    same: bool = jax.tree.structure(value) == jax.tree.structure(tree)  # type: ignore[operator]
+    if same:
         return value
     return tree_map(lambda _: value, tree)
 

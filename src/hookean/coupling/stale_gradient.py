@@ -98,9 +98,10 @@ class StaleGradient(Coupling):
     ) -> tuple[Worker, Evaluation]:
         """One gradient at the copy."""
         assert worker.copy is not None
-        potential, gradient = evaluate(worker.copy.position)
+        position = worker.copy.position
+        potential, gradient = evaluate(position)
         worker = worker._replace(state=gradient, fresh=jnp.zeros_like(worker.fresh))
-        return worker, Evaluation(worker.copy.position, potential, gradient)
+        return worker, Evaluation(position, potential, gradient)
 
     def payload(self, worker: Worker) -> Params:
         """The gradient."""
