@@ -20,7 +20,7 @@ from hookean.engines import Engine
 from hookean.exchange import Crash, Join, Scenario, Straggler
 from hookean.schedules import CouplingSchedule, cycle, hold, release
 from hookean.targets import Target
-from hookean.types import ArgumentError, DivergenceError, HookeanError, HookeanWarning
+from hookean.types import ArgumentError, BatchError, DivergenceError, HookeanError, HookeanWarning
 
 if TYPE_CHECKING:  # at run time they are found by their files; this is for editors and type checkers
     from hookean.coupling.eamsgd import EAMSGD as EAMSGD
@@ -43,6 +43,7 @@ globals().update(_found)
 __version__ = "0.1.0"
 __all__ = [
     "ArgumentError",
+    "BatchError",
     "Coupling",
     "CouplingSchedule",
     "Crash",

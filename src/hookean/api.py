@@ -17,10 +17,10 @@ from hookean.coupling import Coupling, Independent  # type: ignore[attr-defined]
 from hookean.dynamics import Dynamics
 from hookean.engines import Engine, Vectorised  # type: ignore[attr-defined]
 from hookean.job import Job, Result
-from hookean.random import Stream, stream_key
+from hookean.random import Noise, Stream, stream_key
 from hookean.targets import Target
-from hookean.tree import tree_map
-from hookean.types import ArgumentError, DivergenceError, HookeanWarning, Params
+from hookean.tree import leaf_names, not_finite, same_structure, tree_map
+from hookean.types import ArgumentError, DivergenceError, HookeanWarning, Params, check_count, in_one_line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,27 +83,38 @@ def sample(
     Raises:
         ArgumentError: an argument cannot work (a `ValueError`). Nothing has been compiled then.
         DivergenceError: a chain turned NaN or Inf; its attribute `run` has the draws until then.
+        BatchError: the target's own batches failed; its attribute `run` has the draws until then.
     """
     coupling = Independent() if coupling is None else coupling
     engine = Vectorised() if engine is None else engine
     job = prepare(target, init, dynamics, coupling, chains, num_steps, warmup, thin, engine, seed)
     config = {"dynamics": dynamics, "coupling": coupling, "engine": engine, "seed": seed}
+
+    def run_of(result: Result) -> Run:
+        return Run(result.draws, result.stats, result.info, config, job)
+
     with progress_display.Display(progress, _headline(job, engine), job.num_steps) as display:
         try:
-            result = engine.run(job, display.update)
+            return run_of(engine.run(job, display.update))
         except DivergenceError as error:
-            if isinstance(error.run, Result):
-                error.run = Run(error.run.draws, error.run.stats, error.run.info, config, job)
-            raise
-    return Run(result.draws, result.stats, result.info, config, job)
+            error.run = run_of(error.run)
+            failure = target.close()
+            if failure is None:
+                raise
+            failure.run = error.run
+            raise failure from failure.__cause__
+        finally:
+            target.close()
 
 
 def _headline(job: Job, engine: Engine) -> str:
     draws, state = job.forecast_bytes()
     return (
-        f"{type(engine).__name__} ({engine.summary}): {job.chains} chains x {job.num_steps:,} steps, "
-        f"{job.num_sampled} x {len(job.kept_steps):,} draws kept; memory: draws {diagnostics.human_bytes(draws)}, "
-        f"chains {diagnostics.human_bytes(state)} and what one gradient needs"
+        f"{type(job.dynamics).__name__} x {type(job.coupling).__name__}: {job.chains} chains x {job.num_steps:,} "
+        f"steps, {job.num_sampled} x {len(job.kept_steps):,} draws kept; "
+        f"{type(engine).__name__}: {engine.summary}\n"
+        f"memory: {diagnostics.human_bytes(draws)} for the draws, {diagnostics.human_bytes(state)} for the chains, and "
+        "what their gradients need"
     )
 
 
@@ -130,52 +141,124 @@ def prepare(
         if not isinstance(given, kind):
             hint = f"{given.__name__} is a class: call it" if isinstance(given, type) else f"Give a {kind.__name__}"
             raise ArgumentError(name, f"is {given!r}, not a {kind.__name__}", hint)
-    for name, value, least in (
-        ("chains", chains, 1),
-        ("num_steps", num_steps, 1),
-        ("warmup", warmup, 0),
-        ("thin", thin, 1),
-        ("seed", seed, 0),
-    ):
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-            raise ArgumentError(name, f"is {value!r}", f"Give an integer of at least {least}")
+    chains, num_steps = check_count("chains", chains), check_count("num_steps", num_steps)
+    warmup, thin = check_count("warmup", warmup, 0), check_count("thin", thin)
+    seed = check_count("seed", seed, 0, 2**32 - 1)
     if warmup >= num_steps:
         raise ArgumentError("warmup", f"is {warmup} of {num_steps} steps", "Leave steps after the warm-up for draws")
     if thin > num_steps - warmup:
         raise ArgumentError(
             "thin", f"is {thin}, with {num_steps - warmup} steps after the warm-up", "No draw would be kept: thin less"
         )
-    key = jax.random.key(int(seed))
-    starts = _starts(init, key, int(chains))
-    target.check(tree_map(lambda leaf: leaf[0], starts))
-    dynamics = dynamics.bind(int(warmup), target.num_examples)
-    dynamics.check(int(num_steps))
-    coupling = coupling.bind(int(warmup))
-    coupling.check(dynamics, int(chains), int(num_steps))
-    engine.check(int(chains))
-    job = Job(target, dynamics, coupling, starts, int(chains), int(num_steps), int(warmup), int(thin), key)
-    if len(job.kept_steps) == 0:
+    start = _shape_of_start(init)
+    if sum(leaf.size for leaf in jax.tree.leaves(start)) == 0:
+        raise ArgumentError("init", "has no parameters", "Give a pytree of arrays, or a function key -> pytree")
+    target.check(start)
+    dynamics = dynamics.bind(warmup, target.num_examples)
+    dynamics.check(num_steps)
+    _check_step(dynamics, start)
+    engine.check(chains)
+    coupling = coupling.bind(warmup)
+    if len(coupling.schedule.kept_steps(num_steps, warmup, thin)) == 0:
         raise ArgumentError("schedule", "lets no draw be kept", "Thin less, or make the free part of a cycle longer")
+    coupling.check(dynamics, chains, num_steps)
+    key = jax.random.key(seed)
+    job = Job(target, dynamics, coupling, _starts(init, key, chains), chains, num_steps, warmup, thin, key)
+    _warn_of_coupled_draws(job)
     _warn_if_unstable(job)
     return job
 
 
+def _is_function(init: Any) -> bool:
+    return callable(init) and jax.tree_util.all_leaves([init])
+
+
+def _shape_of_start(init: Any) -> Params:
+    """Shapes and types of one chain's parameters, if possible without computing anything."""
+    if not _is_function(init):
+        return tree_map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), _checked_start(init))
+    try:
+        return jax.eval_shape(init, jax.eval_shape(lambda: jax.random.key(0)))
+    except Exception:  # a function that needs a real key
+        return tree_map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), _start(init, jax.random.key(0), 0))
+
+
+def _start(init: Callable[[jax.Array], Params], key: jax.Array, chain: int) -> Params:
+    """What a user's function gives for one chain."""
+    try:
+        start = init(stream_key(key, Stream.START, chain))
+    except Exception as error:
+        raise ArgumentError(
+            "init", f"failed ({in_one_line(error)})", "Give a pytree of parameters, or a function key -> pytree"
+        ) from error
+    return _checked_start(start, f" of chain {chain}")
+
+
+def _checked_start(start: Any, whose: str = "") -> Params:
+    """A start as NumPy arrays of JAX's types, finite."""
+
+    def array(leaf: Any) -> np.ndarray:
+        wanted = np.asarray(leaf)
+        if not jnp.issubdtype(wanted.dtype, jnp.number) and wanted.dtype != bool:
+            raise ArgumentError(
+                "init", f"has a {type(leaf).__name__} among its leaves", "Give a pytree of floating-point arrays"
+            )
+        with np.errstate(over="ignore"):
+            return wanted.astype(jax.dtypes.canonicalize_dtype(wanted.dtype))
+
+    arrays = tree_map(array, start)
+    culprit = not_finite(arrays)
+    if culprit is not None:
+        raise ArgumentError("init", f"has NaN or Inf in leaf {culprit!r}{whose}", "Start from finite values")
+    return arrays
+
+
 def _starts(init: Any, key: jax.Array, chains: int) -> Params:
     """One start per chain, stacked."""
-    if callable(init):
-        each = [init(stream_key(key, Stream.START, chain)) for chain in range(chains)]
-        if len({jax.tree.structure(start) for start in each}) > 1:
-            raise ArgumentError("init", "gives pytrees of different structure", "Always return the same structure")
-    else:
-        each = [init]
-    if not jax.tree.leaves(each[0]):
-        raise ArgumentError("init", "has no arrays", "Give a pytree of parameters, or a function key -> pytree")
+    if not _is_function(init):
+        return tree_map(lambda leaf: jnp.asarray(np.broadcast_to(leaf, (chains, *leaf.shape))), _checked_start(init))
+    each = [_start(init, key, chain) for chain in range(chains)]
+    kinds = [tree_map(lambda leaf: (leaf.shape, leaf.dtype), start) for start in each]
+    if any(kind != kinds[0] for kind in kinds):
+        raise ArgumentError(
+            "init", "gives pytrees of different structure or shapes", "Always return the same for all keys"
+        )
+    return tree_map(lambda *leaves: jnp.asarray(np.stack(leaves)), *each)
+
+
+def _check_step(dynamics: Dynamics, start: Params) -> None:
+    """Refuse a dynamics that cannot step on such parameters, or that changes their shapes."""
+
+    def once(position: Params, key: jax.Array) -> tuple[Any, Any]:
+        state = dynamics.init(position, Noise(key))
+        step = jnp.zeros((), jnp.int32)
+        return state, dynamics.step(state, position, Noise(key), step, lambda vector: vector)
+
+    name, remedy = type(dynamics).__name__, "Settings that are pytrees, such as mass=, must be like the parameters"
     try:
-        each = [tree_map(jnp.asarray, start) for start in each]
-        stacked = tree_map(lambda *leaves: jnp.stack(leaves), *each)
-    except (TypeError, ValueError) as error:
-        raise ArgumentError("init", f"cannot be made arrays: {error}", "Give a pytree of arrays") from error
-    return tree_map(lambda leaf: jnp.broadcast_to(leaf, (chains, *leaf.shape[1:])), stacked)
+        before, after = jax.eval_shape(once, start, jax.eval_shape(lambda: jax.random.key(0)))
+    except Exception as error:
+        raise ArgumentError(
+            "dynamics", f"{name} cannot step on these parameters ({in_one_line(error)})", remedy
+        ) from error
+    if not same_structure(before, after):
+        raise ArgumentError("dynamics", f"{name} changes the structure of its state in a step", remedy)
+    for leaf, old, new in zip(leaf_names(before), jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
+        if (old.shape, old.dtype) != (new.shape, new.dtype):
+            change = f"{old.dtype}{list(old.shape)} into {new.dtype}{list(new.shape)}"
+            raise ArgumentError("dynamics", f"a step of {name} turns leaf {leaf!r} from {change}", remedy)
+
+
+def _warn_of_coupled_draws(job: Job) -> None:
+    schedule = job.coupling.schedule
+    if schedule.kind == "release" and schedule.draws_are_coupled:
+        assert schedule.period is not None
+        warnings.warn(
+            f"schedule: the chains are let go at step {schedule.end * schedule.period:g}, but draws are kept from step "
+            f"{job.warmup} on. The first ones are coupled: take a longer warmup, or a release() that ends within it.",
+            HookeanWarning,
+            stacklevel=4,
+        )
 
 
 def _warn_if_unstable(job: Job) -> None:

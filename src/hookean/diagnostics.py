@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from hookean.job import Job, Result
-from hookean.schedules import value_at
+from hookean.schedules import release, value_at
 from hookean.tree import row, size, tree_map
 from hookean.types import Params
 
@@ -34,6 +35,7 @@ def spectrum(job: Job, position: Params) -> tuple[np.ndarray, np.ndarray]:
 
     Lanczos quadrature from one random direction: Gauss nodes and weights of the Hessian's spectral density, exact where
     there are no more parameters than LANCZOS_STEPS; the largest node is a close lower bound of the largest curvature.
+    NaN where the curvature is not finite.
     """
     flat, unravel = ravel_pytree(position)
     gradient = jax.grad(lambda x, batch: job.target.potential(unravel(x), batch))
@@ -48,8 +50,10 @@ def spectrum(job: Job, position: Params) -> tuple[np.ndarray, np.ndarray]:
     diagonal: list[float] = []
     beside: list[float] = []
     for _ in range(min(LANCZOS_STEPS, flat.size)):
-        image = np.asarray(product(flat, batch, jnp.asarray(basis[-1], flat.dtype)), float)
+        image = np.array(product(flat, batch, jnp.asarray(basis[-1], flat.dtype)), float)
         diagonal.append(float(basis[-1] @ image))
+        if not np.all(np.isfinite(image)):
+            return np.array([np.nan]), np.ones(1)
         for _ in range(2):  # twice is enough to keep the basis orthogonal
             for vector in basis:
                 image -= (vector @ image) * vector
@@ -72,9 +76,12 @@ def sharpest_curvature(job: Job) -> float:
 def expected_shrinkage(job: Job, position: Params) -> float | None:
     """Variance of the kept draws over that of the target, mean over directions, by the curvature at `position`.
 
-    As on a Gaussian of that curvature; directions that curve downwards count as flat. None where no law is claimed.
+    As on a Gaussian of that curvature; directions that curve downwards count as flat. None where no law is claimed, or
+    where the curvature is not finite.
     """
     nodes, weights = spectrum(job, position)
+    if not np.all(np.isfinite(nodes)):
+        return None
     floor = 1e-6 * max(float(np.abs(nodes).max()), 1e-30)
     ratio = 0.0
     for curvature, weight in zip(np.maximum(nodes, floor), weights, strict=True):
@@ -87,7 +94,11 @@ def expected_shrinkage(job: Job, position: Params) -> float | None:
 
 def mean_and_error(series: Any, batches: int = 20) -> tuple[float, float]:
     """Mean of [chain, draw] and its Monte-Carlo error, from the means of `batches` stretches of time; NaN if short."""
-    over_chains = np.nanmean(np.asarray(series, float), 0)
+    series = np.asarray(series, float)
+    series = series[:, ~np.all(np.isnan(series), 0)]
+    if series.size == 0:
+        return float("nan"), float("nan")
+    over_chains = np.nanmean(series, 0)
     mean = float(np.mean(over_chains))
     if len(over_chains) < FEWEST_FOR_ERRORS:
         return mean, float("nan")
@@ -100,7 +111,7 @@ def summary(job: Job, result: Result) -> str:
     coupling, dynamics = job.coupling, job.dynamics
     stats = {name: np.asarray(values) for name, values in result.stats.items()}
     chains, draws = stats["potential"].shape
-    temperature = float(value_at(dynamics.temperature, job.num_steps - 1))
+    temperature = float(np.mean([value_at(dynamics.temperature, step - 1) for step in _some(job.kept_steps)]))
     names = f"{type(dynamics).__name__} x {type(coupling).__name__}"
     workers = f"one chain, gradients from {job.chains} workers" if coupling.server_owns_chain else f"{chains} chains"
     lines = [
@@ -110,9 +121,9 @@ def summary(job: Job, result: Result) -> str:
     ]
     if draws == 0:
         return "\n".join([*lines, "No draw was kept."])
-    warnings = _cautions(job, temperature)
-    lines.append(f"draws       {_coupled_in_words(job)}")
-    lines.append(f"temperature {_temperatures(stats, temperature, warnings)}")
+    warnings = _cautions(job, stats, temperature)
+    lines.append(f"draws       {_coupled_in_words(job, stats)}")
+    lines.append(f"temperature {_temperatures(job, stats, temperature, warnings)}")
     if not coupling.optimises:
         lines.append(f"spread      {_spread(job, result, stats, temperature)}")
     if np.isfinite(stats["staleness"]).any():
@@ -124,7 +135,7 @@ def summary(job: Job, result: Result) -> str:
         )
     missing = int(np.isnan(stats["potential"]).sum())
     if missing:
-        warnings.append(f"{missing} of {chains * draws} draws are missing (NaN): their workers were not there")
+        warnings.append(f"{missing} of {chains * draws} draws are missing (NaN): their workers were lost or late")
     return "\n".join([*lines, *(f"careful     {warning}" for warning in warnings)])
 
 
@@ -132,27 +143,31 @@ def _is_free(job: Job) -> bool:
     return job.coupling.rhythm is None
 
 
-def _coupled_in_words(job: Job) -> str:
+def _is_stale(stats: dict[str, np.ndarray]) -> bool:
+    return bool(np.any(stats["staleness"] > 0))
+
+
+def _coupled_in_words(job: Job, stats: dict[str, np.ndarray]) -> str:
     coupling = job.coupling
     if coupling.optimises:
         return "not draws from a law: the path of an optimiser"
     if coupling.server_owns_chain:
-        return "from the server's chain, moved by gradients that may be stale"
+        return f"from the server's chain, moved by {'stale' if _is_stale(stats) else 'fresh'} gradients"
     if coupling.couples_draws:
-        return "COUPLED: the kept draws feel the springs"
+        which = "kept draws" if coupling.schedule.kind == "hold" else "the first kept draws"
+        return f"COUPLED: {which} feel the springs"
     if _is_free(job) or coupling.schedule.kind == "hold":
         return "uncoupled: no chain felt another"
     return f"uncoupled: the chains were let go before draws were kept ({coupling.schedule.kind})"
 
 
-def _cautions(job: Job, temperature: float) -> list[str]:
+def _cautions(job: Job, stats: dict[str, np.ndarray], temperature: float) -> list[str]:
     coupling, found = job.coupling, []
     if coupling.couples_draws and not coupling.optimises:
-        found.append(
-            "coupled draws are not draws from the posterior; "
-            "schedule=hk.release() or hk.cycle() gives its marginals back"
-        )
-    if coupling.server_owns_chain and not job.target.is_exact:
+        found.append("coupled draws are not draws from the posterior")
+        if not dataclasses.replace(coupling, schedule=release().bind(1)).couples_draws:
+            found[-1] += "; schedule=hk.release() or hk.cycle() gives its marginals back"
+    if coupling.server_owns_chain and _is_stale(stats):
         found.append("stale gradients bias the law; compare with every=1, wait_for=chains at a barrier, or Independent")
     if temperature != 1 and not coupling.optimises:
         found.append(
@@ -165,43 +180,54 @@ def _cautions(job: Job, temperature: float) -> list[str]:
     return found
 
 
-def _temperatures(stats: dict[str, np.ndarray], temperature: float, warnings: list[str]) -> str:
+def _some(steps: np.ndarray, most: int = 100) -> np.ndarray:
+    return steps if len(steps) <= most else steps[np.linspace(0, len(steps) - 1, most).astype(int)]
+
+
+def _temperatures(job: Job, stats: dict[str, np.ndarray], temperature: float, warnings: list[str]) -> str:
     words = [f"target {temperature:g}"]
-    for name, label in (("kinetic_temperature", "kinetic"), ("configurational_temperature", "configurational")):
-        if not np.isfinite(stats[name]).any():
-            continue
+    remedy = "take a smaller step, a larger batch or more friction"
+    for name, label, things in (
+        ("kinetic_temperature", "kinetic", "momenta"),
+        ("configurational_temperature", "configurational", "positions"),
+    ):
         mean, error = mean_and_error(stats[name])
+        if not np.isfinite(mean):
+            continue
         words.append(f"{label} {mean:.3f}" + (f" +- {error:.3f}" if np.isfinite(error) else ""))
-        off = abs(mean - temperature)
-        if label == "kinetic" and np.isfinite(error) and off > 4 * error and off > 0.1 * max(temperature, 1e-12):
-            way = "hot: gradient noise or too large a step" if mean > temperature else "cold"
-            warnings.append(
-                f"the momenta are {mean / temperature:.2f} times as hot as asked ({way}); take a smaller step, "
-                "a larger batch or more friction"
-                if temperature > 0
-                else f"the momenta still move ({mean:.3g})"
-            )
+        if job.coupling.optimises or (label == "configurational" and job.coupling.couples_draws):
+            continue
+        if np.isfinite(error) and abs(mean - temperature) > max(4 * error, 0.1 * temperature):
+            times = f"are {mean / max(temperature, 1e-30):.2f} times"
+            if temperature == 0:
+                why = f"still move ({mean:.3g})"
+            elif mean > temperature:
+                why = f"{times} as hot as asked (gradient noise, or too large a step); {remedy}"
+            else:
+                why = f"{times} as hot as asked, too cold; check the noise that is injected"
+            warnings.append(f"the {things} {why}" + ("; or run longer" if label == "configurational" else ""))
     return ", ".join(words)
 
 
 def _spread(job: Job, result: Result, stats: dict[str, np.ndarray], temperature: float) -> str:
     """Expected shrinkage beside what was measured: theta . grad U / n over T is h Var(theta) / T on a Gaussian."""
     words = []
-    if not job.coupling.server_owns_chain and job.coupling.rhythm is not None:
-        last = tree_map(lambda leaf: jnp.asarray(leaf)[0, -1], result.draws)
-        finite = all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(last))
-        expected = expected_shrinkage(job, last) if finite else None
+    there = np.flatnonzero(np.isfinite(stats["potential"][0]))
+    if job.coupling.couples_draws and len(there) > 0:
+        last = tree_map(lambda leaf: jnp.asarray(leaf)[0, there[-1]], result.draws)
+        expected = expected_shrinkage(job, last)
         words.append(
             "no law is claimed"
             if expected is None
             else f"variance {expected:.3f} of the posterior's expected, by the curvature measured at the last draw"
         )
-    if temperature > 0 and np.isfinite(stats["configurational_temperature"]).any():
-        mean, error = mean_and_error(stats["configurational_temperature"])
+    elif not _is_free(job) and not job.coupling.server_owns_chain:
+        words.append("variance as the posterior's expected: no springs act on the draws")
+    mean, error = mean_and_error(stats["configurational_temperature"])
+    if temperature > 0 and np.isfinite(mean):
         words.append(
             f"{mean / temperature:.3f}"
             + (f" +- {error / temperature:.3f}" if np.isfinite(error) else "")
-            + " measured "
-            "(configurational temperature over target)"
+            + " measured (configurational temperature over target)"
         )
     return "; ".join(words) or "not measured"

@@ -61,7 +61,7 @@ class Kind(enum.IntEnum):
     LEAVE = 4
     """`worker` counts no longer."""
     JOIN = 5
-    """`worker` begins to count, where it stands, and is told the centre."""
+    """`worker` begins to count, or is back, where it stands, and is told the centre."""
     RESTORE = 6
     """`worker` falls back to its state at its last report, `steps` steps ago."""
     BARRIER = 7
@@ -158,10 +158,12 @@ class Scenario:
                     raise ArgumentError(
                         name, f"name worker {entry.worker} of {workers}", f"Workers are 0 to {workers - 1}"
                     )
-        if any(s.factor <= 0 for s in self.stragglers):
+        if not all(0 < s.factor < math.inf for s in self.stragglers):
             raise ArgumentError("stragglers", "have a factor that is not positive", "2.0 means half the speed")
-        if any(c.step < 0 for c in self.crashes) or any(j.time < 0 for j in self.joins):
+        if not (all(c.step >= 0 for c in self.crashes) and all(0 <= j.time < math.inf for j in self.joins)):
             raise ArgumentError("crashes and joins", "lie before the start", "Give steps and times of at least 0")
+        if not all(c.restart_after is None or 0 <= c.restart_after < math.inf for c in self.crashes):
+            raise ArgumentError("crashes", "have a restart before the crash", "Give a time of at least 0, or None")
         if self.barrier and (self.joins or any(c.restart_after is not None for c in self.crashes)):
             raise ArgumentError("barrier", "has no place for a worker that joins or comes back", "Use barrier=False")
         if len({join.worker for join in self.joins}) >= workers:
@@ -219,6 +221,12 @@ class _Clock:
         self.live: set[int] = set()
         self.ticks = self.credit = 0
 
+    def count(self, worker: int, counts: bool) -> None:
+        """Let a worker count or not. The part of a tick that has passed stays the same part of a tick."""
+        before = len(self.live)
+        (self.live.add if counts else self.live.discard)(worker)
+        self.credit = self.credit * len(self.live) // max(before, 1)
+
     def jitter(self) -> float:
         return math.exp(self.scenario.jitter * self.random.standard_normal()) if self.scenario.jitter else 1.0
 
@@ -241,7 +249,10 @@ class _Clock:
             yield Event(Kind.RUN, worker, end - at, time=time)
 
     def tick(self, reports: int) -> int:
-        """Advance the parallel clock, one tick for a report of every live worker; the draw that is due, if any."""
+        """Advance the parallel clock, one tick for a report of every live worker; the draw that is due, if any.
+
+        A worker reports one gradient at a time where draws hang on ticks, so that no more than one is due at once.
+        """
         self.credit += reports
         due = -1
         while self.credit >= len(self.live):
@@ -276,7 +287,7 @@ class _Synchronous(_Clock):
                     now[worker] += self.step_duration(worker, now[worker])
                 yield from self.run(worker, step, stop, now[worker])
                 if stop < end:
-                    self.live.discard(worker)
+                    self.count(worker, False)
                     if self.exchanges:
                         yield Event(Kind.LEAVE, worker, time=now[worker])
             if self.exchanges and end % self.report == 0 and self.live:
@@ -306,6 +317,9 @@ class _Hand:
     awaited: _Awaited | None = None
     owes_report: bool = False
     """A report was due while an answer was still awaited; it is sent once that is here."""
+    under_way: int = 0
+    """Reports sent and not yet received."""
+    done: bool = False
     heard: float = 0.0
     life: int = 0
     """Incarnation: what was planned for an earlier one is void."""
@@ -343,22 +357,23 @@ class _Asynchronous(_Clock):
 
     def listen(self, worker: int, now: float) -> None:
         """The centre has heard of a worker, which counts until its lease ends."""
-        self.live.add(worker)
+        self.count(worker, True)
         self.hands[worker].heard = now
-        self.push(now + self.lease, self.LAST, self.expire, worker)
+        if self.lease < math.inf:
+            self.push(now + self.lease, self.LAST, self.expire, worker)
 
     def plan(self, worker: int, now: float) -> None:
         """Run until it reports, an answer arrives, it crashes or is done; or wait for an overdue answer."""
         hand = self.hands[worker]
-        awaited = hand.awaited
-        end, arrival = hand.step, math.inf if awaited is None else awaited.arrival
-        done = hand.step == self.num_steps
-        overdue = awaited is not None and hand.step - awaited.asked_at >= self.refresh * self.scenario.max_staleness
-        if done or overdue:
-            now = max(now, arrival) if awaited is not None else now
+        end, arrival, limit = hand.step, math.inf, self.num_steps
+        if hand.awaited is not None:
+            arrival = hand.awaited.arrival
+            limit = min(limit, hand.awaited.asked_at + self.refresh * self.scenario.max_staleness)
+        if end >= limit:  # done, but for an answer under way; or the answer is overdue
+            now = max(now, arrival)
         else:
-            crash = min((c.step for c in self.crashes[worker]), default=self.num_steps)
-            last = min(end + self.report - end % self.report, self.num_steps, max(crash, end))
+            crash = min((c.step for c in self.crashes[worker]), default=limit)
+            last = min(end + self.report - end % self.report, limit, max(crash, end))
             while end < last and now < arrival:
                 now += self.step_duration(worker, now)
                 end += 1
@@ -375,22 +390,26 @@ class _Asynchronous(_Clock):
         if crash is not None:
             self.crash(now, worker, crash)
             return
-        if hand.awaited is not None and now >= hand.awaited.arrival:
-            yield Event(Kind.ADOPT, worker, end - hand.awaited.asked_at, box=hand.awaited.box, time=now)
-            heapq.heappush(self.free_boxes, hand.awaited.box)
+        arrived = hand.awaited if hand.awaited is not None and now >= hand.awaited.arrival else None
+        due, wants = end % self.report == 0, end % self.refresh == 0
+        if arrived is not None:
             hand.awaited = None
-        if hand.step > hand.reported:
-            due, wants = end % self.report == 0, end % self.refresh == 0
-            if (due and self.server_owns_chain) or (((due and wants) or hand.owes_report) and hand.awaited is None):
-                yield self.send(worker, now, hand.awaited is None and (wants or hand.owes_report))
-            elif due and wants:
-                hand.owes_report = True
-        if hand.step == self.num_steps and hand.awaited is None:
-            yield from self.leave(now, worker)
-        else:
+        elif hand.awaited is not None and due and wants:
+            hand.owes_report = True
+        if hand.step > hand.reported:  # reported before the answer is taken: what was done, was done without it
+            asks = hand.awaited is None and (hand.owes_report or (due and wants))
+            if asks or (due and self.server_owns_chain):
+                yield self.send(worker, now, asks)
+        if arrived is not None:
+            yield Event(Kind.ADOPT, worker, end - arrived.asked_at, box=arrived.box, time=now)
+            heapq.heappush(self.free_boxes, arrived.box)
+        if hand.step < self.num_steps or hand.awaited is not None:
             self.plan(worker, now)
+        else:
+            hand.done = True
+            yield from self.leave_if_done(now, worker)
 
-    def send(self, worker: int, now: float, wants_answer: bool) -> Event:
+    def send(self, worker: int, now: float, asks: bool) -> Event:
         hand = self.hands[worker]
         if self.free_boxes:
             box = heapq.heappop(self.free_boxes)
@@ -398,39 +417,50 @@ class _Asynchronous(_Clock):
             box, self.boxes = self.boxes, self.boxes + 1
         steps = hand.step - hand.reported
         arrival = now + self.travel(worker)
-        self.push(arrival, self.FIRST, self.receive, worker, box, steps, wants_answer)
+        self.push(arrival, self.FIRST, self.receive, worker, box, steps, asks)
         hand.reported = hand.step
-        if wants_answer:
+        hand.under_way += 1
+        if asks:
             hand.owes_report = False
             hand.awaited = _Awaited(box, hand.step, arrival + self.travel(worker))
         return Event(Kind.SEND, worker, steps, box=box, time=now)
 
-    def receive(self, now: float, worker: int, box: int, steps: int, wants_answer: bool) -> Iterator[Event]:
+    def receive(self, now: float, worker: int, box: int, steps: int, asked: bool) -> Iterator[Event]:
         """The centre takes a report. A worker that did not count has no steps to its credit."""
         credit = steps if worker in self.live else 0
         self.listen(worker, now)
+        self.hands[worker].under_way -= 1
         yield Event(Kind.RECEIVE, worker, credit, self.tick(credit), box, now)
-        if not wants_answer:
-            heapq.heappush(self.free_boxes, box)
+        if not asked:
+            yield from self.free(now, box)
+        yield from self.leave_if_done(now, worker)
+
+    def free(self, now: float, box: int) -> Iterator[Event]:
+        """A box whose answer nobody wants."""
+        heapq.heappush(self.free_boxes, box)
+        yield from ()
 
     def crash(self, now: float, worker: int, crash: Crash) -> None:
-        """A worker dies, and with it what it waited for: the box of that answer is not used again."""
+        """A worker dies, and with it what it waited for. It is not back before that would have come."""
         hand = self.hands[worker]
         self.crashes[worker].remove(crash)
-        back = now if hand.awaited is None else max(now, hand.awaited.arrival)
+        back = now
+        if hand.awaited is not None:
+            back = max(now, hand.awaited.arrival)
+            self.push(back, self.FIRST, self.free, hand.awaited.box)
         hand.life, hand.awaited, hand.owes_report = hand.life + 1, None, False
         if crash.restart_after is not None:
             self.push(back + crash.restart_after, self.SECOND, self.restart, worker)
 
     def restart(self, now: float, worker: int) -> Iterator[Event]:
-        """A worker that had died goes on from its last report."""
+        """A worker that had died goes on from its last report, with the centre as it is by now."""
         hand = self.hands[worker]
         yield Event(Kind.RESTORE, worker, hand.step - hand.reported, time=now)
         hand.step = hand.reported
-        self.plan(worker, now)
+        yield from self.join(now, worker)
 
     def join(self, now: float, worker: int) -> Iterator[Event]:
-        """A worker begins late."""
+        """A worker begins late, or is back."""
         self.listen(worker, now)
         yield Event(Kind.JOIN, worker, time=now)
         self.plan(worker, now)
@@ -440,8 +470,14 @@ class _Asynchronous(_Clock):
         if now >= self.hands[worker].heard + self.lease:
             yield from self.leave(now, worker)
 
+    def leave_if_done(self, now: float, worker: int) -> Iterator[Event]:
+        """A worker that is done counts until its last report is there."""
+        hand = self.hands[worker]
+        if hand.done and not hand.under_way:
+            yield from self.leave(now, worker)
+
     def leave(self, now: float, worker: int) -> Iterator[Event]:
         """A worker stops counting: it is done, or has been silent for too long."""
         if worker in self.live:
-            self.live.discard(worker)
+            self.count(worker, False)
             yield Event(Kind.LEAVE, worker, time=now)

@@ -16,7 +16,7 @@ from hookean.dynamics import Dynamics
 from hookean.exchange import Copy, Report
 from hookean.random import Noise, Stream, stream_key
 from hookean.targets import Target
-from hookean.tree import dot, num_bytes, size, tree_map
+from hookean.tree import dot, num_bytes, select, size, tree_map
 from hookean.types import Params
 
 STATISTICS = ("potential", "kinetic_temperature", "configurational_temperature", "distance", "staleness", "live")
@@ -84,8 +84,7 @@ class Job:
     @cached_property
     def kept_steps(self) -> np.ndarray:
         """The steps after which a draw is kept."""
-        steps = np.arange(self.warmup + self.thin, self.num_steps + 1, self.thin)
-        return steps[np.broadcast_to(np.asarray(self.coupling.schedule.keeps(steps)), steps.shape)]
+        return self.coupling.schedule.kept_steps(self.num_steps, self.warmup, self.thin)
 
     def open(self) -> tuple[Worker, Any]:
         """All workers at the start, their states stacked and their copy of the centre shared, and the centre."""
@@ -112,6 +111,7 @@ class Job:
             return jax.value_and_grad(self.target.potential)(position, batch)
 
         noise = Noise(stream_key(self.key, Stream.NOISE, chain), step)
+        before = worker.state
         worker, evaluation = self.coupling.advance(self.roles[0], evaluate, worker, noise, step)
         configurational = jax.lax.cond(
             wanted,
@@ -120,7 +120,10 @@ class Job:
             evaluation.position,
             evaluation.gradient,
         )
-        bad = (seen.broken_at < 0) & ~jnp.isfinite(evaluation.potential)
+        finite = jnp.isfinite(evaluation.potential)
+        # A broken chain stands still, so that what broke is still there to be seen when the run stops.
+        worker = worker._replace(state=select(finite, worker.state, before))
+        bad = (seen.broken_at < 0) & ~finite
         return worker, Seen(
             evaluation.potential.astype(jnp.float32),
             configurational.astype(jnp.float32),

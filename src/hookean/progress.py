@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self, TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
 from hookean.job import Progress
@@ -26,12 +26,13 @@ class Display:
         self.shown, self.headline, self.num_steps = shown, headline, num_steps
         self.console = Console(file=stream or sys.stderr, highlight=False, soft_wrap=True)
         self._bar: Bar | None = None
-        self._began = self._first = self._last_line = time.perf_counter()
+        self._news: Progress | None = None
         self._first_step = 0
+        self._began = self._first = self._last_line = time.perf_counter()
 
     def __enter__(self) -> Self:
         """Print the headline and start the bar."""
-        self._began = time.perf_counter()
+        self._began = self._last_line = time.perf_counter()
         if not self.shown:
             return self
         self.console.print(self.headline, markup=False)
@@ -39,7 +40,7 @@ class Display:
             self._bar = Bar(
                 TextColumn("{task.description}"),
                 BarColumn(bar_width=None),
-                MofNCompleteColumn(),
+                TextColumn("{task.completed:,}/{task.total:,}"),
                 TimeRemainingColumn(),
                 TextColumn("{task.fields[note]}"),
                 console=self.console,
@@ -52,20 +53,17 @@ class Display:
     def update(self, progress: Progress) -> None:
         """Take news from an engine."""
         now = time.perf_counter()
-        if self._first_step == 0:  # the time until the first news is mostly compilation
+        if self._news is None:  # the time until the first news is mostly compilation
             self._first, self._first_step = now, progress.step
-        if not self.shown:
-            return
-        if self._bar is not None:
-            self._bar.update(
-                self._task, description="sampling", completed=progress.step, note=self._note(progress, now)
-            )
-        elif now - self._last_line > SECONDS_BETWEEN_LINES and progress.step < self.num_steps:
-            self._last_line = now
-            left = self._seconds_left(progress.step, now)
-            remaining = f", {left:.0f} s left" if math.isfinite(left) else ""
-            self._say(f"step {progress.step:,} of {self.num_steps:,}: {self._note(progress, now)}{remaining}")
         self._news = progress
+        if self._bar is not None:
+            note = self._note(progress, now)
+            self._bar.update(self._task, description="sampling", completed=progress.step, note=note)
+        elif self.shown and now - self._last_line > SECONDS_BETWEEN_LINES and progress.step < self.num_steps:
+            self._last_line = now
+            pace, note = self._pace(progress.step, now), self._note(progress, now)
+            left = f"{(self.num_steps - progress.step) / pace:,.0f} s left" if pace > 0 else ""
+            self._say(", ".join(filter(None, (f"step {progress.step:,} of {self.num_steps:,}", note, left))))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -73,26 +71,26 @@ class Display:
         """Stop the bar; say in one line how it went."""
         if self._bar is not None:
             self._bar.stop()
-        if self.shown and error is None and hasattr(self, "_news"):
+        if self.shown and error is None and self._news is not None:
             now = time.perf_counter()
+            seconds = f"{now - self._began:.1f} s, {self._first - self._began:.1f} s of them to compile"
             note = self._note(self._news, now)
-            self._say(f"{self._news.step:,} steps in {now - self._began:.1f} s: {note}")
+            self._say(f"{self._news.step:,} steps in {seconds}" + (f": {note}" if note else ""))
 
     def _say(self, line: str) -> None:
         self.console.print(line, markup=False)
 
     def _pace(self, step: int, now: float) -> float:
-        """Steps per second, compilation left out where that is possible."""
-        if step > self._first_step:
-            return (step - self._first_step) / max(now - self._first, 1e-9)
-        return step / max(now - self._began, 1e-9)
-
-    def _seconds_left(self, step: int, now: float) -> float:
-        pace = self._pace(step, now)
-        return (self.num_steps - step) / pace if pace > 0 else math.inf
+        """Steps per second since the first news; 0 while that cannot be said."""
+        return (step - self._first_step) / max(now - self._first, 1e-9)
 
     def _note(self, progress: Progress, now: float) -> str:
-        words = [f"{self._pace(progress.step, now):,.0f} steps/s", f"potential {progress.potential:,.4g}"]
-        if math.isfinite(progress.temperature):
-            words.append(f"temperature {progress.temperature:.3g}")
+        pace = self._pace(progress.step, now)
+        words = [f"{pace:,.{0 if pace >= 10 else 2}f} steps/s"] if pace > 0 else []
+        for name, value in (
+            ("potential", f"{progress.potential:,.4g}"),
+            ("temperature", f"{progress.temperature:.3g}"),
+        ):
+            if math.isfinite(getattr(progress, name)):
+                words.append(f"{name} {value}")
         return ", ".join(words)

@@ -61,22 +61,22 @@ class Noise:
         )
 
 
-def shuffled(key: jax.Array, positions: jax.Array, count: int) -> jax.Array:
+def shuffled(key: jax.Array, positions: jax.Array, count: int | jax.Array) -> jax.Array:
     """Where `positions` of range(count) land under a random permutation that `key` names.
 
     A permutation that can be looked up at single places without ever being stored: the swap-or-not shuffle
     (Hoang, Morris, Rogaway 2012). In each round the random pivot pairs x with pivot - x (mod count), and a fair
     coin shared by the pair decides whether they change places.
     """
-    rounds = 6 * max(4, (count - 1).bit_length())
+    bits = 32 - jax.lax.clz(jnp.asarray(count - 1, jnp.int32))
+    rounds = 6 * jnp.maximum(bits, 4)
 
     def one_round(i: jax.Array, x: jax.Array) -> jax.Array:
-        round_key = jax.random.fold_in(key, i)
-        pivot = jax.random.randint(round_key, (), 0, count)
+        pivot_key, coin_key = (jax.random.fold_in(jax.random.fold_in(key, i), use) for use in range(2))
+        pivot = jax.random.randint(pivot_key, (), 0, count)
         partner = (pivot - x) % count
-        coins = jax.vmap(lambda pair: jax.random.bits(jax.random.fold_in(round_key, pair + 1)) & 1)(
-            jnp.maximum(x, partner)
-        )
+        named = jax.vmap(jax.random.fold_in, (None, 0))(coin_key, jnp.maximum(x, partner))
+        coins = jax.random.key_data(named)[:, 0] & 1  # the pair's key is itself a hash: no need to draw from it
         return jnp.where(coins == 1, partner, x)
 
     return jax.lax.fori_loop(0, rounds, one_round, positions)

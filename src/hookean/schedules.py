@@ -11,13 +11,22 @@ chains at full strength, for a free centre would diffuse away and tear the chain
 from __future__ import annotations
 
 import dataclasses
+import reprlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hookean.types import ArgumentError, Scheduled
+from hookean.types import ArgumentError, Schedule, Scheduled, check_count, in_one_line
+
+MOST_STEPS = 100_000
+"""Longer schedules are checked at so many of their steps."""
+AT_REST = 1e-7
+"""Of its largest value, what a schedule is by rounding where it should be 0."""
+MOST_AT_REST = 0.01
+"""Share of its steps at which a schedule that must be positive may be 0."""
 
 
 def value_at(value: Scheduled | Any, step: Any) -> Any:
@@ -25,22 +34,92 @@ def value_at(value: Scheduled | Any, step: Any) -> Any:
     return value(step) if callable(value) else value
 
 
-def check(name: str, value: Scheduled | Any, num_steps: int, minimum: float, exclusive: bool = False) -> None:
-    """Refuse a number, or a schedule at a sample of its steps, that is not finite or too small."""
-    steps = np.unique(np.linspace(0, max(num_steps - 1, 0), 33).astype(int)) if callable(value) else [0]
-    for step in steps:
-        try:
-            numbers = np.asarray(jax.tree.leaves(value_at(value, jnp.asarray(step))), dtype=object)
-            flat = np.concatenate([np.ravel(np.asarray(x, dtype=float)) for x in numbers])
-        except (TypeError, ValueError) as error:
-            raise ArgumentError(name, f"is not a number but {value!r}", "Give a number or a schedule") from error
-        where = f" at step {step}" if callable(value) else ""
-        if not np.all(np.isfinite(flat)):
-            raise ArgumentError(name, f"is {flat[~np.isfinite(flat)][0]}{where}", "Give a finite number")
-        low = flat.min()
-        if low < minimum or (exclusive and low == minimum):
-            bound = "greater than" if exclusive else "at least"
-            raise ArgumentError(name, f"is {low:g}{where}", f"It must be {bound} {minimum:g}")
+@dataclasses.dataclass(frozen=True)
+class Derived:
+    """A schedule computed from settings given under other names: it checks them, so that errors speak of those."""
+
+    value: Schedule
+    check: Callable[[int], None]
+
+    def __call__(self, step: Any) -> Any:
+        """The value at `step`."""
+        return self.value(step)
+
+
+def check(
+    name: str,
+    value: Scheduled | Any,
+    num_steps: int,
+    minimum: float,
+    exclusive: bool = False,
+    below: float = np.inf,
+) -> None:
+    """Refuse what is neither a number nor a schedule, or is at some step not finite or too small.
+
+    A schedule that must be positive may touch 0 at one step in a hundred, as warm-ups and annealings do that begin or
+    end there.
+    """
+    if not callable(value):
+        numbers = np.ravel(_as_number(name, value, "Give a number or a schedule"))
+        _check_numbers(name, numbers, minimum, exclusive, below)
+        return
+    if isinstance(value, Derived):
+        value.check(num_steps)
+    steps = np.unique(np.linspace(0, max(num_steps - 1, 0), min(max(num_steps, 1), MOST_STEPS)).astype(np.int32))
+    try:
+        values = np.asarray(jax.jit(jax.vmap(value))(steps), float)
+    except Exception as error:
+        raise ArgumentError(
+            name,
+            f"is a schedule that cannot be compiled ({in_one_line(error)})",
+            "Write it as a function step -> number with jax.numpy, jnp.where in place of if; or take one of optax",
+        ) from error
+    if values.shape != steps.shape:
+        raise ArgumentError(name, f"is a schedule that gives shape {values.shape[1:]}", "It must give one number")
+    at_rest = exclusive & (np.abs(values - minimum) <= AT_REST * np.max(values))
+    moving = ~at_rest
+    _check_numbers(name, values[moving], minimum, exclusive, below, steps[moving])
+    if np.sum(at_rest) > max(1, MOST_AT_REST * len(values)):
+        raise ArgumentError(
+            name,
+            f"is {minimum:g} at {np.mean(at_rest):.0%} of all steps, first at step {steps[np.argmax(at_rest)]}",
+            "Nothing moves there: let the schedule end later, or at more than that",
+        )
+
+
+def check_number(
+    name: str, value: Any, minimum: float, exclusive: bool = False, below: float = np.inf, tree: bool = False
+) -> None:
+    """Refuse what is not one finite number from `minimum` up to `below`, itself excluded; for a tree, of such."""
+    remedy = "Give a number" + (", or a pytree of numbers like the parameters" if tree else "")
+    if callable(value):
+        raise ArgumentError(name, "is a function, but it cannot change in time", remedy)
+    leaves = jax.tree.leaves(value) if tree else [value]
+    numbers = [np.ravel(_as_number(name, leaf, remedy, scalar=not tree)) for leaf in leaves or [None]]
+    _check_numbers(name, np.concatenate(numbers), minimum, exclusive, below)
+
+
+def _as_number(name: str, value: Any, remedy: str, scalar: bool = True) -> np.ndarray:
+    array = np.asarray(value)
+    is_number = jnp.issubdtype(array.dtype, jnp.integer) or jnp.issubdtype(array.dtype, jnp.floating)
+    if not is_number or (scalar and array.ndim > 0):
+        raise ArgumentError(name, f"is {reprlib.repr(value)}", remedy)
+    return array.astype(float)
+
+
+def _check_numbers(
+    name: str, numbers: np.ndarray, minimum: float, exclusive: bool, below: float, steps: np.ndarray | None = None
+) -> None:
+    def refuse(wrong: np.ndarray, remedy: str) -> None:
+        if np.any(wrong):
+            first = int(np.argmax(wrong))
+            where = "" if steps is None else f" at step {steps[first]}"
+            raise ArgumentError(name, f"is {numbers[first]:g}{where}", remedy)
+
+    refuse(~np.isfinite(numbers), "Give a finite number")
+    bound = f"It must be {'greater than' if exclusive else 'at least'} {minimum:g}"
+    bound += f" and less than {below:g}" if np.isfinite(below) else ""
+    refuse((numbers <= minimum if exclusive else numbers < minimum) | (numbers >= below), bound)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,16 +131,18 @@ class CouplingSchedule:
     end: float = 1.0
     keep: float = 0.0
     period: int | None = None
+    warmup: int = 0
 
     def bind(self, warmup: int) -> CouplingSchedule:
-        """Fill in what only the run knows."""
-        if self.kind != "release" or self.period is not None:
-            return self
-        if warmup < 1:
-            raise ArgumentError(
-                "schedule", "release() lets the chains go during the warm-up, but warmup is 0", "Give a warmup"
-            )
-        return dataclasses.replace(self, period=warmup)
+        """Fill in what only the run knows: how long its warm-up is."""
+        period = self.period
+        if self.kind == "release" and period is None:
+            if warmup < 1:
+                raise ArgumentError(
+                    "schedule", "release() lets the chains go during the warm-up, but warmup is 0", "Give a warmup"
+                )
+            period = warmup
+        return dataclasses.replace(self, period=period, warmup=warmup)
 
     def factor(self, step: Any) -> Any:
         """Share of the force that acts on the chains at `step`."""
@@ -77,10 +158,15 @@ class CouplingSchedule:
         assert self.period is not None
         return ((step - 1) % self.period) >= self.keep * self.period
 
+    def kept_steps(self, num_steps: int, warmup: int, thin: int) -> np.ndarray:
+        """The steps after which a run keeps a draw."""
+        steps = np.arange(warmup + thin, num_steps + 1, thin)
+        return steps[np.broadcast_to(np.asarray(self.keeps(steps)), steps.shape)]
+
     @property
     def draws_are_coupled(self) -> bool:
-        """Whether kept draws feel the springs."""
-        return self.kind == "hold"
+        """Whether kept draws feel the springs: always, or those before the chains are let go."""
+        return self.kind == "hold" or (self.kind == "release" and self.end * (self.period or 0) > self.warmup)
 
 
 def hold() -> CouplingSchedule:
@@ -93,15 +179,17 @@ def release(hold: float = 0.5, end: float = 0.75, over: int | None = None) -> Co
 
     The rest of the warm-up is for the chains to widen to the posterior.
     """
-    if not 0 <= hold < end <= 1:
-        raise ArgumentError("release", f"hold={hold} and end={end}", "They must satisfy 0 <= hold < end <= 1")
-    return CouplingSchedule("release", hold, end, period=over)
+    check_number("hold", hold, 0.0)
+    check_number("end", end, 0.0)
+    if not hold < end <= 1:
+        raise ArgumentError("release", f"has hold={hold} and end={end}", "They must satisfy 0 <= hold < end <= 1")
+    return CouplingSchedule("release", hold, end, period=None if over is None else check_count("over", over))
 
 
 def cycle(period: int, coupled: float = 0.25, settle: float = 0.25) -> CouplingSchedule:
     """Alternate: coupled for a fraction of each period, then free; draws from after another fraction `settle`."""
-    if period < 2:
-        raise ArgumentError("period", f"is {period}", "A cycle needs at least 2 steps")
-    if not (0 < coupled < 1 and 0 <= settle and coupled + settle < 1):
-        raise ArgumentError("cycle", f"coupled={coupled} and settle={settle}", "Their sum must leave room below 1")
-    return CouplingSchedule("cycle", coupled, coupled, coupled + settle, period)
+    check_number("coupled", coupled, 0.0, exclusive=True)
+    check_number("settle", settle, 0.0)
+    if coupled + settle >= 1:
+        raise ArgumentError("cycle", f"has coupled={coupled} and settle={settle}", "Their sum must leave room below 1")
+    return CouplingSchedule("cycle", coupled, coupled, coupled + settle, check_count("period", period, 2))

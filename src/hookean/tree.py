@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -30,12 +29,14 @@ def num_bytes(tree: Params) -> int:
     return sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
+def same_structure(left: Params, right: Params) -> bool:
+    """Whether two pytrees differ in their leaves only."""
+    return bool(jax.tree.structure(left) == jax.tree.structure(right))  # type: ignore[operator]
+
+
 def like(value: Any, tree: Params) -> Params:
     """`value` spread over the leaves of `tree`; a pytree of the same structure passes through."""
-    same: bool = jax.tree.structure(value) == jax.tree.structure(tree)  # type: ignore[operator]
-    if same:
-        return value
-    return tree_map(lambda _: value, tree)
+    return value if same_structure(value, tree) else tree_map(lambda _: value, tree)
 
 
 def select(condition: jax.Array, chosen: Params, otherwise: Params) -> Params:
@@ -58,15 +59,15 @@ def set_row(tree: Params, index: Any, value: Params) -> Params:
     return tree_map(lambda leaf, new: leaf.at[index].set(new), tree, value)
 
 
-def leaf_names(tree: Params) -> list[str]:
-    """Paths such as `layers/0/kernel`, in the order of `jax.tree.leaves`; `params` for a bare array."""
+def leaf_names(tree: Params, bare: str = "params") -> list[str]:
+    """Paths such as `layers/0/kernel`, in the order of `jax.tree.leaves`; `bare` for a bare array."""
     paths = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return [jax.tree_util.keystr(path, simple=True, separator="/") or "params" for path, _ in paths]
+    return [jax.tree_util.keystr(path, simple=True, separator="/") or bare for path, _ in paths]
 
 
-def first_leaf(tree: Params, broken: Callable[[np.ndarray], bool]) -> str | None:
-    """Name of the first leaf for which `broken` holds."""
-    for name, leaf in zip(leaf_names(tree), jax.tree.leaves(tree), strict=True):
-        if broken(np.asarray(leaf)):
+def not_finite(tree: Params, bare: str = "params") -> str | None:
+    """Name of the first leaf with a NaN or an Inf."""
+    for name, leaf in zip(leaf_names(tree, bare), jax.tree.leaves(tree), strict=True):
+        if not np.all(np.isfinite(np.asarray(leaf))):
             return name
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -44,5 +45,38 @@ class DivergenceError(HookeanError, FloatingPointError):
         self.run: Any = None
 
 
+class BatchError(HookeanError):
+    """The user's own batches failed during a run; the cause is the error there. `run` holds the draws until then."""
+
+    def __init__(self, chain: int, step: int, error: BaseException) -> None:
+        """Say for which chain, at which step, and what."""
+        what = str(error) if isinstance(error, HookeanError) else f"batches: {in_one_line(error)}."
+        super().__init__(f"{what} Chain {chain} wanted a batch for step {step}")
+        self.chain, self.step = chain, step
+        self.run: Any = None
+        self.__cause__ = error
+
+
 class HookeanWarning(UserWarning):
     """Something legal that will probably not give what was hoped for."""
+
+
+def check_count(argument: str, value: Any, least: int = 1, most: int = 2**31 - 1) -> int:
+    """`value` as an `int`, whichever library's integer it is; refuses all else, and what is not in [least, most]."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        count = operator.index(value)
+    except TypeError:
+        raise ArgumentError(argument, f"is {value!r}", f"Give an integer of at least {least}") from None
+    if count < least:
+        raise ArgumentError(argument, f"is {count}", f"Give an integer of at least {least}")
+    if count > most:
+        raise ArgumentError(argument, f"is {count}", f"Give an integer of at most {most}")
+    return count
+
+
+def in_one_line(error: BaseException) -> str:
+    """Kind and first line of an error, for a message that has the error itself as its cause."""
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}".rstrip(". :")

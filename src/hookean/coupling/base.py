@@ -44,7 +44,11 @@ class Worker(NamedTuple):
 
 
 class Centre(NamedTuple):
-    """The centre of coupled chains. `credit` counts reported steps not yet turned into steps of the centre."""
+    """The centre of coupled chains. `credit` counts reported steps not yet turned into steps of the centre.
+
+    Each is worth 1 / K_live of a step. As K_live changes, the same part of a step is counted in other units, rounded
+    down: it never comes to a whole step by a leave, and K workers that leave do not flood the centre.
+    """
 
     state: Any
     positions: Params
@@ -66,6 +70,16 @@ class Centre(NamedTuple):
             return jnp.sum(jnp.where(mask, leaf, 0), 0) / self.num_live.astype(leaf.dtype)
 
         return tree_map(one, self.positions)
+
+    def counting(self, worker: Any, counts: bool) -> Centre:
+        """The same centre, for which `worker` counts from now on, or does not."""
+        live = self.live.at[worker].set(counts)
+        credit = self.credit * jnp.sum(live) // jnp.maximum(self.num_live, 1)
+        return self._replace(live=live, credit=credit)
+
+    def earn(self, worker: Any, steps: Any) -> tuple[Centre, jax.Array]:
+        """Hear a report of `steps` steps. A worker that did not count so far counts now and starts at no new steps."""
+        return self.counting(worker, True), jnp.where(self.live[worker], steps, 0)
 
     def copy(self) -> Copy:
         """What a worker is told."""
@@ -110,6 +124,10 @@ class Coupling(abc.ABC):
 
     def bind(self, warmup: int) -> Self:
         """Fill in what only the run knows."""
+        if not isinstance(self.schedule, CouplingSchedule):
+            raise ArgumentError(
+                "schedule", f"is {self.schedule!r}", "Give hk.hold(), hk.release() or hk.cycle(period), called"
+            )
         return dataclasses.replace(self, schedule=self.schedule.bind(warmup))
 
     def check(self, dynamics: Any, chains: int, num_steps: int) -> None:
@@ -182,15 +200,12 @@ class Coupling(abc.ABC):
 
     def join(self, centre: Any, worker: Any, payload: Params) -> Any:
         """A worker begins, with no new steps to report."""
-        return centre._replace(
-            positions=set_row(centre.positions, worker, payload),
-            live=centre.live.at[worker].set(True),
-            version=centre.version + 1,
-        )
+        positions = set_row(centre.positions, worker, payload)
+        return centre.counting(worker, True)._replace(positions=positions, version=centre.version + 1)
 
     def leave(self, centre: Any, worker: Any) -> Any:
         """A worker stops counting."""
-        return centre._replace(live=centre.live.at[worker].set(False), version=centre.version + 1)
+        return centre.counting(worker, False)._replace(version=centre.version + 1)
 
 
 def open_centre(dynamics: Any, positions: Params, noise: Noise) -> Centre:
@@ -199,9 +214,3 @@ def open_centre(dynamics: Any, positions: Params, noise: Noise) -> Centre:
     live = jnp.ones(len(jax.tree.leaves(positions)[0]), bool)
     centre = Centre(None, positions, live, zero, zero, zero)
     return centre._replace(state=dynamics.init(centre.mean(), noise))
-
-
-def check_count(argument: str, value: Any) -> None:
-    """Refuse a number of steps or messages that is not a positive integer."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ArgumentError(argument, f"is {value!r}", "Give an integer of at least 1")

@@ -19,12 +19,12 @@ import jax
 import jax.numpy as jnp
 
 from hookean import schedules
-from hookean.coupling.base import Centre, Coupling, Evaluate, Evaluation, Worker, check_count, open_centre
+from hookean.coupling.base import Centre, Coupling, Evaluate, Evaluation, Worker, open_centre
 from hookean.exchange import Copy, Report, Rhythm
 from hookean.random import Noise
 from hookean.schedules import value_at
 from hookean.tree import set_row, tree_map
-from hookean.types import ArgumentError, Params, Scheduled
+from hookean.types import ArgumentError, Params, Scheduled, check_count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,13 +92,11 @@ class EASGD(Coupling):
 
     def receive(self, dynamics: Any, centre: Centre, report: Report, key: jax.Array) -> tuple[Centre, Copy]:
         """Answer with the centre as it is, then move it towards this worker."""
-        joined = centre._replace(
-            positions=set_row(centre.positions, report.worker, report.payload),
-            live=centre.live.at[report.worker].set(True),
-        )
+        joined, earned = centre.earn(report.worker, report.steps)
+        joined = joined._replace(positions=set_row(centre.positions, report.worker, report.payload))
         rate = value_at(self.moving_rate, centre.clock) / joined.num_live
         pulls = tree_map(lambda x, c: rate * (x - c), report.payload, centre.state.position)
-        return self._move(joined, pulls, report.steps), joined.copy()
+        return self._move(joined, pulls, earned), joined.copy()
 
     def receive_all(self, dynamics: Any, centre: Centre, reports: Report, key: jax.Array) -> tuple[Centre, Copy]:
         """The same for all at once: towards their mean."""

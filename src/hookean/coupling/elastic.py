@@ -27,12 +27,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from hookean import schedules
-from hookean.coupling.base import Centre, Coupling, check_count, open_centre
+from hookean.coupling.base import Centre, Coupling, open_centre
 from hookean.exchange import Copy, Report, Rhythm
 from hookean.random import Noise, Stream, stream_key
 from hookean.schedules import value_at
 from hookean.tree import select, set_row, tree_map
-from hookean.types import ArgumentError, Params, Scheduled
+from hookean.types import ArgumentError, Params, Scheduled, check_count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Elastic(Coupling):
         if self.friction is not None:
             schedules.check("friction", self.friction, num_steps, 0.0)
         if self.mass is not None:
-            schedules.check("mass", self.mass, num_steps, 0.0, exclusive=True)
+            schedules.check_number("mass", self.mass, 0.0, exclusive=True)
         _, centre = self.roles(dynamics, chains)
         for step in {0, num_steps - 1}:
             alpha = float(self.stiffness(step))
@@ -111,7 +111,7 @@ class Elastic(Coupling):
         """Of the Hamiltonian above, or of uncoupled chains where only free draws are kept."""
         if not self.couples_draws:
             return super().covariance(stiffness, chains, temperature)
-        if callable(self.alpha):
+        if callable(self.alpha) or self.schedule.kind != "hold":
             return None
         deviations = np.eye(chains) - np.ones((chains, chains)) / chains
         return temperature * np.linalg.inv(stiffness * np.eye(chains) + self.alpha / chains * deviations)
@@ -123,8 +123,8 @@ class Elastic(Coupling):
     def receive(self, dynamics: Any, centre: Centre, report: Report, key: jax.Array) -> tuple[Centre, Copy]:
         """Store, take the steps that the report has earned, answer."""
         stored = set_row(centre.positions, report.worker, report.payload)
-        centre = centre._replace(live=centre.live.at[report.worker].set(True))
-        return self._exchange(dynamics, centre, stored, report.steps, key)
+        centre, earned = centre.earn(report.worker, report.steps)
+        return self._exchange(dynamics, centre, stored, earned, key)
 
     def receive_all(self, dynamics: Any, centre: Centre, reports: Report, key: jax.Array) -> tuple[Centre, Copy]:
         """The same for all at once."""
@@ -132,7 +132,7 @@ class Elastic(Coupling):
         return self._exchange(dynamics, centre, reports.payload, earned, key)
 
     def _exchange(
-        self, dynamics: Any, centre: Centre, stored: Params, earned: jax.Array, key: jax.Array
+        self, dynamics: Any, centre: Centre, stored: Params, earned: Any, key: jax.Array
     ) -> tuple[Centre, Copy]:
         credit = centre.credit + earned
         num_steps = credit // centre.num_live

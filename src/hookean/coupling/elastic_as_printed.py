@@ -17,6 +17,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, Self
 
+from hookean import schedules
 from hookean.coupling.elastic import Elastic
 from hookean.exchange import Copy
 from hookean.schedules import value_at
@@ -47,9 +48,10 @@ class ElasticAsPrinted(Elastic):
 
     def check(self, dynamics: Any, chains: int, num_steps: int) -> None:
         """Eq. 6 is written for SGHMC."""
-        super().check(dynamics, chains, num_steps)
         if self.noise not in NOISES:
             raise ArgumentError("noise", f"is {self.noise!r}", f"Choose one of {', '.join(NOISES)}")
+        super().check(dynamics, chains, num_steps)
+        schedules.check("friction", dynamics.friction, num_steps, 0.0, exclusive=True)
 
     def roles(self, dynamics: Any, chains: int) -> tuple[Any, Any]:
         """A noise variance 2 eps T V is set by the temperature T that gives it."""

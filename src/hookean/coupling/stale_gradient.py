@@ -18,11 +18,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hookean.coupling.base import Coupling, Evaluate, Evaluation, Worker, check_count
+from hookean.coupling.base import Coupling, Evaluate, Evaluation, Worker
 from hookean.exchange import Copy, Report, Rhythm
 from hookean.random import Noise, Stream, stream_key
 from hookean.tree import row, select, tree_map
-from hookean.types import ArgumentError, Params
+from hookean.types import ArgumentError, Params, check_count
 
 HISTOGRAM = 64
 """Staleness is counted in so many bins; the last takes all that is longer."""

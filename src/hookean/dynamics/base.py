@@ -95,6 +95,16 @@ class Dynamics(abc.ABC):
         """Whether `step` needs Hessian-vector products."""
         return False
 
+    @property
+    def cycle(self) -> int:
+        """Steps after which the rule repeats itself."""
+        return 1
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the law is reached exactly as the step goes to 0."""
+        return True
+
     def kinetic_temperature(self, state: Any) -> jax.Array:
         """Mean of p^2 / M, which is T in equilibrium; NaN without momenta."""
         return jnp.asarray(jnp.nan)
@@ -135,6 +145,14 @@ class Dynamics(abc.ABC):
                     f"Leave it out, or use a dynamics that has one; {type(self).__name__} has {sorted(fields)}",
                 )
         return dataclasses.replace(self, **changes)
+
+
+def num_examples(target: Any) -> int:
+    """N of a target, by which learning rates are translated."""
+    count = getattr(target, "num_examples", None)
+    if not isinstance(count, int):
+        raise ArgumentError("target", f"is {type(target).__name__} and has no number of examples", "Give the target to sample")
+    return count
 
 
 def pack(dynamics: Dynamics, state: Any) -> tuple[jax.Array, Callable[[jax.Array], Any]]:

@@ -25,7 +25,7 @@ from hookean.dynamics.base import Curvature, Dynamics, Recipe, pack
 from hookean.random import Noise
 from hookean.schedules import value_at
 from hookean.tree import tree_map
-from hookean.types import ArgumentError, Params, Scheduled
+from hookean.types import Params, Scheduled
 
 
 class PSGLDState(NamedTuple):
@@ -52,6 +52,11 @@ class PSGLD(Dynamics):
         """The Gamma term needs the Hessian's diagonal."""
         return self.gamma
 
+    @property
+    def is_exact(self) -> bool:
+        """Only without memory is Gamma the whole of the preconditioner's divergence."""
+        return self.gamma and self.decay == 0
+
     def bind(self, warmup: int, num_examples: int) -> Self:
         """Divide gradients by N unless told otherwise."""
         return self if self.scale is not None else dataclasses.replace(self, scale=float(num_examples))
@@ -64,10 +69,9 @@ class PSGLD(Dynamics):
         """Refuse what cannot work."""
         super().check(num_steps)
         schedules.check("step_size", self.step_size, num_steps, 0.0, exclusive=True)
-        schedules.check("damping", self.damping, num_steps, 0.0, exclusive=True)
-        schedules.check("scale", self._scale, num_steps, 0.0, exclusive=True)
-        if not 0 <= self.decay < 1:
-            raise ArgumentError("decay", f"is {self.decay}", "It must lie in [0, 1)")
+        schedules.check_number("damping", self.damping, 0.0, exclusive=True)
+        schedules.check_number("scale", self._scale, 0.0, exclusive=True)
+        schedules.check_number("decay", self.decay, 0.0, below=1.0)
 
     def init(self, position: Params, noise: Noise) -> PSGLDState:
         """Start with v = 1, so that the first steps are no larger than SGLD's."""

@@ -28,7 +28,7 @@ from hookean.dynamics.sghmc import SGHMC, SGHMCState
 from hookean.random import Noise
 from hookean.schedules import value_at
 from hookean.tree import tree_map
-from hookean.types import ArgumentError, Params, Scheduled
+from hookean.types import Params, Scheduled, check_count
 
 
 class ScaleAdaptedState(NamedTuple):
@@ -62,9 +62,9 @@ class ScaleAdaptedSGHMC(Dynamics):
         """Refuse what cannot work."""
         super().check(num_steps)
         schedules.check("step_size", self.step_size, num_steps, 0.0, exclusive=True)
-        schedules.check("damping", self.damping, num_steps, 0.0, exclusive=True)
-        if not 0 < self.momentum_decay < 1:
-            raise ArgumentError("momentum_decay", f"is {self.momentum_decay}", "It must lie in (0, 1)")
+        schedules.check_number("damping", self.damping, 0.0, exclusive=True)
+        schedules.check_number("momentum_decay", self.momentum_decay, 0.0, exclusive=True, below=1.0)
+        check_count("adapt_steps", self.adapt_steps or 0, 0)
 
     def init(self, position: Params, noise: Noise) -> ScaleAdaptedState:
         """Empty windows, so that the first gradient sets the scale."""

@@ -25,11 +25,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from hookean import schedules
-from hookean.dynamics.base import Curvature, Dynamics, LinearMap, Recipe, pack
+from hookean.dynamics.base import Curvature, Dynamics, LinearMap, Recipe, num_examples, pack
 from hookean.random import Noise
-from hookean.schedules import value_at
+from hookean.schedules import Derived, value_at
 from hookean.tree import dot, like, size, tree_map
-from hookean.types import ArgumentError, HookeanWarning, Params, Scheduled
+from hookean.types import ArgumentError, HookeanWarning, Params, Scheduled, check_count
 
 Integrator = Literal["explicit", "semi_implicit", "obabo"]
 INTEGRATORS: tuple[Integrator, ...] = ("explicit", "semi_implicit", "obabo")
@@ -61,39 +61,50 @@ class SGHMC(Dynamics):
         cls, learning_rate: Scheduled, momentum: Scheduled = 0.9, *, target: Any, mass: float = 1.0, **others: Any
     ) -> Self:
         """In the units of SGD with momentum on the mean loss: lr = eps^2 N / M, 1 - momentum = eps V / M."""
-        count = target.num_examples
+        count = num_examples(target)
+        schedules.check_number("mass", mass, 0.0, exclusive=True)
+
+        def check(num_steps: int) -> None:
+            schedules.check("learning_rate", learning_rate, num_steps, 0.0, exclusive=True)
+            schedules.check("momentum", momentum, num_steps, 0.0, below=1.0)
 
         def step_size(step: Any) -> Any:
             return (value_at(learning_rate, step) * mass / count) ** 0.5
 
-        def friction(step: Any) -> Any:
-            return (1 - value_at(momentum, step)) * mass / step_size(step)
-
         if callable(learning_rate) or callable(momentum):
-            return cls(step_size, friction, mass, **others)
-        if not learning_rate > 0:
-            raise ArgumentError("learning_rate", f"is {learning_rate}", "It must be greater than 0")
-        if not 0 <= momentum < 1:
-            raise ArgumentError("momentum", f"is {momentum}", "It must lie in [0, 1)")
-        return cls(step_size(0), friction(0), mass, **others)
+
+            def friction(step: Any) -> Any:
+                eps = step_size(step)  # may touch 0, where nothing moves
+                return (1 - value_at(momentum, step)) * mass * jnp.where(eps > 0, 1 / jnp.where(eps > 0, eps, 1), 0)
+
+            return cls(Derived(step_size, check), Derived(friction, check), mass, **others)
+        check(1)
+        eps = step_size(0)
+        return cls(eps, (1 - momentum) * mass / eps, mass, **others)
+
+    @property
+    def cycle(self) -> int:
+        """With the O step taken now and then, as many steps as from one to the next."""
+        return self.refresh_every
 
     def check(self, num_steps: int) -> None:
         """Refuse what cannot work; warn where the noise estimate exceeds the noise."""
         super().check(num_steps)
         schedules.check("step_size", self.step_size, num_steps, 0.0, exclusive=True)
         schedules.check("friction", self.friction, num_steps, 0.0)
-        schedules.check("mass", self.mass, num_steps, 0.0, exclusive=True)
-        schedules.check("noise_estimate", self.noise_estimate, num_steps, 0.0)
+        schedules.check_number("mass", self.mass, 0.0, exclusive=True, tree=True)
+        schedules.check_number("noise_estimate", self.noise_estimate, 0.0, tree=True)
+        check_count("refresh_every", self.refresh_every)
         if self.integrator not in INTEGRATORS:
             raise ArgumentError("integrator", f"is {self.integrator!r}", f"Choose one of {', '.join(INTEGRATORS)}")
-        if self.refresh_every < 1 or (self.refresh_every > 1 and self.integrator != "obabo"):
+        if self.refresh_every > 1 and self.integrator != "obabo":
             raise ArgumentError(
                 "refresh_every", f"is {self.refresh_every}", 'It must be 1, or more with integrator="obabo"'
             )
         largest = max(float(np.max(np.asarray(b))) for b in jax.tree.leaves(self.noise_estimate))
         if largest > 0 and self.integrator == "obabo":
             raise ArgumentError("noise_estimate", "has no place in the exact O step", 'Use integrator="semi_implicit"')
-        for step in np.unique(np.linspace(0, max(num_steps - 1, 0), 33).astype(int)):
+        for step in np.unique(np.linspace(0, max(num_steps - 1, 0), 33).astype(int)) if largest > 0 else ():
             eps, V, T = (float(value_at(x, step)) for x in (self.step_size, self.friction, self.temperature))
             if eps**2 * largest > 2 * eps * T * V:
                 warnings.warn(
@@ -109,7 +120,8 @@ class SGHMC(Dynamics):
         """The explicit order explodes at eps h >= V."""
         if self.integrator != "explicit":
             return None
-        return float(value_at(self.friction, 0)) / float(value_at(self.step_size, 0))
+        eps = float(value_at(self.step_size, 0))
+        return float(value_at(self.friction, 0)) / eps if eps > 0 else None
 
     def init(self, position: Params, noise: Noise) -> SGHMCState:
         """Momenta from their own law N(0, M T)."""

@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 
 from hookean import schedules
-from hookean.dynamics.base import Curvature, Dynamics, LinearMap, Recipe, pack
+from hookean.dynamics.base import Curvature, Dynamics, LinearMap, Recipe, num_examples, pack
 from hookean.random import Noise
-from hookean.schedules import value_at
+from hookean.schedules import Derived, value_at
 from hookean.tree import tree_map
 from hookean.types import Params, Scheduled
 
@@ -38,15 +38,20 @@ class SGLD(Dynamics):
     @classmethod
     def from_learning_rate(cls, learning_rate: Scheduled, *, target: Any, temperature: Scheduled = 1.0) -> Self:
         """In units of the mean loss per example: learning rate = eps N."""
-        count = target.num_examples
+        count = num_examples(target)
+
+        def check(num_steps: int) -> None:
+            schedules.check("learning_rate", learning_rate, num_steps, 0.0, exclusive=True)
+
         if callable(learning_rate):
-            return cls(lambda step: learning_rate(step) / count, temperature=temperature)
+            return cls(Derived(lambda step: learning_rate(step) / count, check), temperature=temperature)
+        check(1)
         return cls(learning_rate / count, temperature=temperature)
 
     def check(self, num_steps: int) -> None:
         """Refuse a step that is not positive."""
         super().check(num_steps)
-        schedules.check("step_size", self.step_size, num_steps, 0.0, exclusive=not callable(self.step_size))
+        schedules.check("step_size", self.step_size, num_steps, 0.0, exclusive=True)
 
     def init(self, position: Params, noise: Noise) -> SGLDState:
         """Start at `position`."""

@@ -50,7 +50,7 @@ class SGNHT(Dynamics):
         super().check(num_steps)
         schedules.check("step_size", self.step_size, num_steps, 0.0, exclusive=True)
         schedules.check("friction", self.friction, num_steps, 0.0)
-        schedules.check("inertia", self.inertia, num_steps, 0.0, exclusive=True)
+        schedules.check_number("inertia", self.inertia, 0.0, exclusive=True)
 
     def init(self, position: Params, noise: Noise) -> SGNHTState:
         """Momenta from N(0, T), the thermostat at its mean A."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import abc
 from typing import Any, ClassVar
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from hookean.coupling import Worker
 from hookean.job import Job, Result, Seen, Watch
-from hookean.tree import first_leaf, row
+from hookean.tree import not_finite, row
 from hookean.types import DivergenceError
 
 
@@ -20,8 +22,11 @@ def broken(job: Job, workers: Worker, centre: Any, seen: Seen) -> DivergenceErro
         return None
     chain = int(np.argmin(np.where(steps < 0, np.iinfo(np.int32).max, steps)))
     step = int(steps[chain])
-    state = centre.state.position if job.coupling.server_owns_chain else row(workers, chain).state.position
-    culprit = first_leaf(state, lambda leaf: not np.all(np.isfinite(leaf)))
+    state = row(workers.state, chain)
+    if job.coupling.server_owns_chain:  # a worker's state is its gradient
+        culprit = not_finite(centre.state.position) or not_finite(state)
+    else:
+        culprit = not_finite(state.position)
     who = "the server's chain" if job.coupling.server_owns_chain else f"chain {chain}"
     where = f"in leaf {culprit!r}" if culprit is not None else "in its potential"
     return DivergenceError(
@@ -31,6 +36,13 @@ def broken(job: Job, workers: Worker, centre: Any, seen: Seen) -> DivergenceErro
         step,
         culprit,
     )
+
+
+def temperature(job: Job, workers: Worker, centre: Any) -> float:
+    """Mean kinetic temperature of all chains, for the display of progress."""
+    if job.coupling.server_owns_chain:
+        return float(job.roles[1].kinetic_temperature(centre.state))
+    return float(jnp.mean(jax.vmap(job.roles[0].kinetic_temperature)(workers.state)))
 
 
 class Engine(abc.ABC):

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from hookean.coupling import Worker
-from hookean.engines.base import Engine, broken
+from hookean.engines.base import Engine, broken, temperature
 from hookean.job import SHARED_COPY, Job, Progress, Result, Seen, Watch, new_seen
 from hookean.tree import tree_map
 from hookean.types import Params
@@ -46,7 +46,11 @@ class Vectorised(Engine):
     def run(self, job: Job, watch: Watch) -> Result:
         """Segment after segment."""
         length = segment_length(job)
-        carry = jax.jit(lambda key: _open(dataclasses.replace(job, key=key)))(job.key)
+
+        def begin(key: jax.Array, starts: Params) -> Carry:
+            return _open(dataclasses.replace(job, key=key, starts=starts))
+
+        carry = jax.jit(begin)(job.key, job.starts)
         segments, rest = divmod(job.num_steps, length)
         carry = self._loop(job, carry, length, segments, watch)
         if rest:
@@ -76,7 +80,7 @@ class Vectorised(Engine):
                 Progress(
                     int(carry.step),
                     float(jnp.mean(carry.seen.potential)),
-                    float(jnp.mean(_temperatures(job, carry.workers, carry.centre))),
+                    temperature(job, carry.workers, carry.centre),
                 )
             )
         return carry
@@ -93,12 +97,6 @@ def _open(job: Job) -> Carry:
     workers, centre = job.open()
     zero = jnp.zeros((), jnp.int32)
     return Carry(zero, workers, centre, new_seen(job.chains), zero, *job.empty_draws())
-
-
-def _temperatures(job: Job, workers: Worker, centre: Any) -> jax.Array:
-    if job.coupling.server_owns_chain:
-        return job.roles[1].kinetic_temperature(centre.state)
-    return jax.vmap(job.roles[0].kinetic_temperature)(workers.state)
 
 
 def _segments(job: Job, carry: Carry, data: Any, length: int, count: Any) -> Carry:
@@ -173,6 +171,8 @@ def _keep(job: Job, carry: Carry) -> Carry:
 def _result(job: Job, carry: Carry) -> Result:
     """Draws so far."""
     kept = int(carry.kept)
-    draws, stats = tree_map(lambda x: x[:, :kept], (carry.draws, carry.stats))
+    draws, stats = carry.draws, carry.stats
+    if kept < len(job.kept_steps):  # not else, for this copies them
+        draws, stats = tree_map(lambda x: x[:, :kept], (draws, stats))
     info: dict[str, Any] = {"steps": int(carry.step), "final": (carry.workers, carry.centre)}
     return Result(draws, stats, info)
