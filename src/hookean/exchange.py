@@ -68,10 +68,18 @@ class Kind(enum.IntEnum):
     """The centre takes the reports of all live workers (of `steps` steps each) at once; it keeps draw `draw`."""
     REFRESH = 8
     """All live workers take the centre's last answer to a barrier."""
+    REPORT = 9
+    """The centre takes a report of `worker` (crediting `steps`) as it stands, and is at `version` then; it keeps draw
+    `draw`. An ADOPT with box -1 takes the answer to it, one with box -2 the centre as it was at `version` of
+    generation `seq`; `worker` had asked for it `steps` steps ago."""
+    SNAPSHOT = 10
+    """The centre writes itself down."""
+    REBUILD = 11
+    """The centre falls back to its last SNAPSHOT, `steps` versions ago, and begins generation `seq`."""
 
 
 class Event(NamedTuple):
-    """One line of a log. -1 stands for none."""
+    """One line of a log. -1 stands for none; `incarnation`, `seq` and `version` are for those who read it."""
 
     kind: Kind
     worker: int = -1
@@ -79,6 +87,9 @@ class Event(NamedTuple):
     draw: int = -1
     box: int = -1
     time: float = 0.0
+    incarnation: int = -1
+    seq: int = -1
+    version: int = -1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,6 +202,30 @@ def num_boxes(log: Sequence[Event]) -> int:
     return 1 + max((event.box for event in log), default=-1)
 
 
+@dataclasses.dataclass
+class ParallelClock:
+    """Counts in parallel steps what workers report: a tick is a report of every live worker."""
+
+    live: set[int] = dataclasses.field(default_factory=set)
+    ticks: int = 0
+    credit: int = 0
+
+    def count(self, worker: int, counts: bool) -> None:
+        """Let a worker count or not. The part of a tick that has passed stays the same part of a tick."""
+        before = len(self.live)
+        (self.live.add if counts else self.live.discard)(worker)
+        self.credit = self.credit * len(self.live) // max(before, 1)
+
+    def tick(self, reports: int) -> list[int]:
+        """Hear of `reports` reports; the ticks that this completes."""
+        before = self.ticks
+        self.credit += reports
+        while self.live and self.credit >= len(self.live):
+            self.credit -= len(self.live)
+            self.ticks += 1
+        return list(range(before + 1, self.ticks + 1))
+
+
 class _Clock:
     """Times of steps and messages, and the parallel clock that counts them."""
 
@@ -218,14 +253,7 @@ class _Clock:
             worker: sorted((c for c in scenario.crashes if c.worker == worker), key=lambda c: c.step)
             for worker in range(workers)
         }
-        self.live: set[int] = set()
-        self.ticks = self.credit = 0
-
-    def count(self, worker: int, counts: bool) -> None:
-        """Let a worker count or not. The part of a tick that has passed stays the same part of a tick."""
-        before = len(self.live)
-        (self.live.add if counts else self.live.discard)(worker)
-        self.credit = self.credit * len(self.live) // max(before, 1)
+        self.clock = ParallelClock()
 
     def jitter(self) -> float:
         return math.exp(self.scenario.jitter * self.random.standard_normal()) if self.scenario.jitter else 1.0
@@ -253,13 +281,10 @@ class _Clock:
 
         A worker reports one gradient at a time where draws hang on ticks, so that no more than one is due at once.
         """
-        self.credit += reports
         due = -1
-        while self.credit >= len(self.live):
-            self.credit -= len(self.live)
-            self.ticks += 1
+        for tick in self.clock.tick(reports):
             if self.server_owns_chain:
-                due = self.draw_at.get(self.ticks, due)
+                due = self.draw_at.get(tick, due)
         return due
 
 
@@ -267,14 +292,14 @@ class _Synchronous(_Clock):
     """All step together; at an exchange they wait for each other. Without exchanges nobody waits."""
 
     def events(self) -> Iterator[Event]:
-        self.live = set(range(self.workers))
+        self.clock.live.update(range(self.workers))
         now = [0.0] * self.workers
         for join in self.scenario.joins:
             now[join.worker] = join.time
         step = 0
-        while step < self.num_steps and self.live:
+        while step < self.num_steps and self.clock.live:
             end = min(step + self.report - step % self.report, self.num_steps)
-            for worker in sorted(self.live):
+            for worker in sorted(self.clock.live):
                 stop = end
                 for crash in (c for c in self.crashes[worker] if step <= c.step < end):
                     if crash.restart_after is None:
@@ -287,13 +312,13 @@ class _Synchronous(_Clock):
                     now[worker] += self.step_duration(worker, now[worker])
                 yield from self.run(worker, step, stop, now[worker])
                 if stop < end:
-                    self.count(worker, False)
+                    self.clock.count(worker, False)
                     if self.exchanges:
                         yield Event(Kind.LEAVE, worker, time=now[worker])
-            if self.exchanges and end % self.report == 0 and self.live:
-                time = max(now[worker] + 2 * self.travel(worker) for worker in sorted(self.live))
+            if self.exchanges and end % self.report == 0 and self.clock.live:
+                time = max(now[worker] + 2 * self.travel(worker) for worker in sorted(self.clock.live))
                 now = [time] * self.workers
-                yield Event(Kind.BARRIER, steps=self.report, draw=self.tick(len(self.live)), time=time)
+                yield Event(Kind.BARRIER, steps=self.report, draw=self.tick(len(self.clock.live)), time=time)
                 if end % self.refresh == 0:
                     yield Event(Kind.REFRESH, steps=self.refresh, time=time)
             step = end
@@ -357,7 +382,7 @@ class _Asynchronous(_Clock):
 
     def listen(self, worker: int, now: float) -> None:
         """The centre has heard of a worker, which counts until its lease ends."""
-        self.count(worker, True)
+        self.clock.count(worker, True)
         self.hands[worker].heard = now
         if self.lease < math.inf:
             self.push(now + self.lease, self.LAST, self.expire, worker)
@@ -427,7 +452,7 @@ class _Asynchronous(_Clock):
 
     def receive(self, now: float, worker: int, box: int, steps: int, asked: bool) -> Iterator[Event]:
         """The centre takes a report. A worker that did not count has no steps to its credit."""
-        credit = steps if worker in self.live else 0
+        credit = steps if worker in self.clock.live else 0
         self.listen(worker, now)
         self.hands[worker].under_way -= 1
         yield Event(Kind.RECEIVE, worker, credit, self.tick(credit), box, now)
@@ -478,6 +503,6 @@ class _Asynchronous(_Clock):
 
     def leave(self, now: float, worker: int) -> Iterator[Event]:
         """A worker stops counting: it is done, or has been silent for too long."""
-        if worker in self.live:
-            self.count(worker, False)
+        if worker in self.clock.live:
+            self.clock.count(worker, False)
             yield Event(Kind.LEAVE, worker, time=now)

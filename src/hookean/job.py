@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -39,9 +38,6 @@ class Progress(NamedTuple):
     step: int
     potential: float
     temperature: float
-
-
-Watch = Callable[[Progress], None]
 
 
 class Result(NamedTuple):
@@ -174,9 +170,9 @@ class Job:
         )
         return {name: jnp.asarray(v, jnp.float32) for name, v in zip(STATISTICS, values, strict=True)}
 
-    def empty_draws(self) -> tuple[Params, dict[str, jax.Array]]:
-        """Room for the draws and their statistics, NaN until filled."""
-        shape = (self.num_sampled, len(self.kept_steps))
+    def empty_draws(self, count: int | None = None) -> tuple[Params, dict[str, jax.Array]]:
+        """Room for `count` draws (None: all that are kept) and their statistics, NaN until filled."""
+        shape = (self.num_sampled, len(self.kept_steps) if count is None else count)
         draws = tree_map(lambda x: jnp.full(shape + x.shape[1:], jnp.nan, x.dtype), self.starts)
         return draws, {name: jnp.full(shape, jnp.nan, jnp.float32) for name in STATISTICS}
 

@@ -71,3 +71,9 @@ def not_finite(tree: Params, bare: str = "params") -> str | None:
         if not np.all(np.isfinite(np.asarray(leaf))):
             return name
     return None
+
+
+def fingerprint(tree: Params) -> str:
+    """Names, types and shapes of all leaves."""
+    leaves = zip(leaf_names(tree), jax.tree.leaves(tree), strict=True)
+    return ", ".join(f"{name} {leaf.dtype}{list(leaf.shape)}" for name, leaf in leaves)

@@ -1,4 +1,4 @@
-"""What an engine is, and how it finds a chain that broke."""
+"""What an engine is, how a job is carried out by one, and how it finds a chain that broke."""
 
 from __future__ import annotations
 
@@ -10,9 +10,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from hookean.coupling import Worker
-from hookean.job import Job, Result, Seen, Watch
-from hookean.tree import not_finite, row
+from hookean.job import Job, Result, Seen
+from hookean.recorder import Recorder, Saved
+from hookean.tree import not_finite, num_bytes, row
 from hookean.types import DivergenceError
+
+BUFFER_BYTES = 2**26
+"""Draws that wait on the device until they are handed over."""
+
+
+def buffered_draws(job: Job) -> int:
+    """How many draws of all chains wait on the device at most."""
+    each = num_bytes(job.starts) // job.chains * job.num_sampled
+    return int(np.clip(BUFFER_BYTES // max(each, 1), 1, max(len(job.kept_steps), 1)))
 
 
 def broken(job: Job, workers: Worker, centre: Any, seen: Seen) -> DivergenceError | None:
@@ -52,8 +62,21 @@ class Engine(abc.ABC):
     """One line for a person."""
 
     @abc.abstractmethod
-    def run(self, job: Job, watch: Watch) -> Result:
-        """Do it. Raises `DivergenceError`, with the result until then as its `run`."""
+    def run(self, job: Job, recorder: Recorder, saved: Saved | None = None) -> dict[str, Any]:
+        """Do it, from the start or from where `saved` says; what describes the run as a whole.
+
+        Hands all that it finds to `recorder`. Raises `DivergenceError`.
+        """
 
     def check(self, chains: int) -> None:
         """Refuse settings that do not fit."""
+
+
+def carry_out(engine: Engine, job: Job, recorder: Recorder | None = None) -> Result:
+    """Run a job in memory. The draws until a divergence are in the error's `run`."""
+    recorder = Recorder(job) if recorder is None else recorder
+    try:
+        return recorder.result(engine.run(job, recorder))
+    except DivergenceError as error:
+        error.run = recorder.result({"steps": error.step})
+        raise

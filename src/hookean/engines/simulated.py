@@ -17,10 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from hookean.coupling import Worker
-from hookean.engines.base import Engine, broken, temperature
+from hookean.engines.base import Engine, broken, buffered_draws, temperature
 from hookean.exchange import Copy, Event, Kind, Report, Scenario, num_boxes, timeline
-from hookean.job import Job, Progress, Result, Seen, Watch, new_seen
+from hookean.job import Job, Progress, Seen, new_seen
 from hookean.random import Stream, stream_key
+from hookean.recorder import Recorder, Saved, Snapshot, Window
+from hookean.telemetry import Telemetry
 from hookean.tree import num_bytes, row, set_row, tree_map
 from hookean.types import Params
 
@@ -30,7 +32,7 @@ MOST_AT_ONCE = 4096
 
 
 class Carry(NamedTuple):
-    """Workers and centre, messages under way, and draws."""
+    """Workers and centre, and messages under way."""
 
     workers: Worker
     steps: jax.Array
@@ -40,8 +42,6 @@ class Carry(NamedTuple):
     answer: Copy | None
     saved: Worker | None
     seen: Seen
-    draws: Params
-    stats: dict[str, jax.Array]
 
 
 class Desk(NamedTuple):
@@ -56,13 +56,20 @@ class Desk(NamedTuple):
     copy: Copy | None
 
 
+class Room(NamedTuple):
+    """Draws and statistics that wait for the host, in slots."""
+
+    draws: Params
+    stats: dict[str, jax.Array]
+
+
 class Columns(NamedTuple):
-    """A piece of a log as arrays."""
+    """A piece of a log as arrays. `slot` is where the event's draw waits, -1 for none."""
 
     kind: Any
     worker: Any
     steps: Any
-    draw: Any
+    slot: Any
     box: Any
 
 
@@ -78,51 +85,148 @@ class Simulated(Engine):
         """Refuse a scenario that does not fit."""
         self.scenario.check(chains)
 
-    def run(self, job: Job, watch: Watch) -> Result:
-        """Draw up the log, then execute it."""
+    def run(self, job: Job, recorder: Recorder, saved: Saved | None = None) -> dict[str, Any]:
+        """Draw up the log, then execute it, stretch after stretch."""
+        facts = {"stretches": [], "done": 0} if saved is None else saved.facts
+        ends = [*(end for end in facts["stretches"] if end < job.num_steps), job.num_steps]
+        logs = [self._log(job, start, end) for start, end in zip([0, *ends], ends, strict=False)]
+        log = [event for part in logs for event in part]
+        boxes, restores = num_boxes(log), any(event.kind is Kind.RESTORE for event in log)
+
+        def opening(boxes: int, restores: bool) -> Callable[..., Carry]:
+            return lambda key, starts: _open(dataclasses.replace(job, key=key, starts=starts), boxes, restores)
+
+        if saved is None:
+            carry = jax.jit(opening(boxes, restores))(job.key, job.starts)
+        else:
+            shapes = jax.eval_shape(opening(facts["boxes"], facts["restores"]), job.key, job.starts)
+            carry = _widened(tree_map(jnp.asarray, saved.like(shapes)), boxes, restores)
+        kept = {"stretches": ends, "boxes": boxes, "restores": restores}
+        carry = execute(job, log, recorder, carry, facts["done"], kept)
+        return {
+            "steps": int(jnp.max(carry.steps)),
+            "final": (carry.workers, carry.centre),
+            # Not of leaves: the lease of a lost worker may end long after all others are done.
+            "seconds": max((event.time for event in log if event.kind is not Kind.LEAVE), default=0.0),
+        }
+
+    def _log(self, job: Job, start: int, end: int) -> list[Event]:
+        """The log of steps `start` to `end`. What makes a run longer is a stretch of its own: the clock starts again,
+        whoever is not lost begins at once, and crashes that were planned for earlier steps do not come again.
+        """
+        scenario, kept = self.scenario, job.kept_steps
+        first = int(np.searchsorted(kept, start, "right"))
+        if start > 0:
+            lost = [c.worker for c in scenario.crashes if c.step < start and c.restart_after is None]
+            crashes = [dataclasses.replace(c, step=c.step - start) for c in scenario.crashes if c.step >= start]
+            crashes += [dataclasses.replace(c, step=0) for c in scenario.crashes if c.worker in lost]
+            scenario = dataclasses.replace(scenario, crashes=crashes, joins=())
         log = timeline(
-            self.scenario,
+            scenario,
             job.chains,
-            job.num_steps,
-            job.kept_steps,
+            end - start,
+            kept[first:] - start,
             job.coupling.rhythm,
             server_owns_chain=job.coupling.server_owns_chain,
             num_bytes=num_bytes(row(job.starts, 0)),
-            seed=int(jax.random.bits(stream_key(job.key, Stream.SCENARIO), dtype=jnp.uint32)),
+            seed=int(jax.random.bits(stream_key(job.key, Stream.SCENARIO, start), dtype=jnp.uint32)),
         )
-        return execute(job, log, watch)
+        log = [event._replace(draw=event.draw + first) if event.draw >= 0 else event for event in log]
+        left = start > 0 and job.coupling.rhythm is not None and not scenario.barrier  # whoever was done
+        begin = range(job.chains) if left else ()
+        return [*(Event(Kind.JOIN, worker) for worker in begin), *log]
 
 
-def execute(job: Job, log: Sequence[Event], watch: Watch) -> Result:
-    """Run the events of `log` in their order."""
+def execute(
+    job: Job,
+    log: Sequence[Event],
+    recorder: Recorder,
+    carry: Carry,
+    done: int = 0,
+    facts: dict[str, Any] | None = None,
+) -> Carry:
+    """Run the events of `log` from `done` on, in their order. `facts` go into checkpoints."""
     kinds = sorted({event.kind for event in log})
-    columns = Columns(*(np.array([getattr(event, name) for event in log], np.int32) for name in Columns._fields))
+    numbers = {name: np.array([getattr(event, name) for event in log], np.int32) for name in (*Columns._fields[:3], "box")}
+    draws = np.array([event.draw for event in log], np.int32)
+    keeps = draws >= 0
+    capacity = buffered_draws(job) * job.num_sampled
 
-    def begin(key: jax.Array, starts: Params) -> Carry:
-        return _open(dataclasses.replace(job, key=key, starts=starts), num_boxes(log), Kind.RESTORE in kinds)
+    def program(carry: Carry, room: Room, key: jax.Array, data: Any, events: Columns, count: Any) -> tuple[Carry, Room]:
+        return _run(dataclasses.replace(job, key=key), kinds, carry, room, data, events, count)
 
-    def program(carry: Carry, key: jax.Array, data: Any, events: Columns, count: Any) -> Carry:
-        return _run(dataclasses.replace(job, key=key), kinds, carry, data, events, count)
-
-    carry = jax.jit(begin)(job.key, job.starts)
-    compiled = jax.jit(program, donate_argnums=0)
-    done, at_once = 0, 1
-    while done < len(log):
-        count = min(at_once, len(log) - done)
-        piece = Columns(*(np.resize(column[done : done + count], MOST_AT_ONCE) for column in columns))
+    compiled = jax.jit(program, donate_argnums=(0, 1))
+    room = _room(job, capacity)
+    at_once, first = 1, True
+    while done < len(log) and not recorder.stopping:
+        most = min(at_once, len(log) - done)
+        so_far = np.cumsum(keeps[done : done + most])
+        count = int(np.searchsorted(so_far, capacity, "right"))
+        now = slice(done, done + count)
+        slots = np.where(keeps[now], np.cumsum(keeps[now]) - 1, -1)
+        columns = Columns(slot=slots, **{name: column[now] for name, column in numbers.items()})
         began = time.perf_counter()
-        carry = compiled(carry, job.key, job.target.data, piece, count)
+        carry, room = compiled(
+            carry, room, job.key, job.target.data, tree_map(lambda c: np.resize(c, MOST_AT_ONCE), columns), count
+        )
         error = broken(job, carry.workers, carry.centre, carry.seen)
+        _hand_over(job, recorder, room, log[now], unbroken_only=error is not None)
+        recorder.log(log[now])
         if error is not None:
-            error.run = _without_empty_end(_result(job, carry, log[: done + count]))
             raise error
-        if done > 0:  # the first call is mostly compilation
-            pace = count / max(time.perf_counter() - began, 1e-9)
+        took = time.perf_counter() - began
+        if not first:  # the first call is mostly compilation
+            pace = count / max(took, 1e-9)
             at_once = max(1, min(4 * at_once, math.ceil(pace * SECONDS_BETWEEN_LOOKS), MOST_AT_ONCE))
+        first = False
         done += count
-        potential = float(jnp.nanmean(carry.seen.potential))
-        watch(Progress(int(jnp.mean(carry.steps)), potential, temperature(job, carry.workers, carry.centre)))
-    return _result(job, carry, log)
+        _count(recorder.telemetry, job, log[now], took)
+        snapshot = Snapshot(carry, {**(facts or {}), "done": done})
+        _look(job, recorder, carry, snapshot)
+    recorder.save(Snapshot(carry, {**(facts or {}), "done": done}))
+    return carry
+
+
+def _hand_over(job: Job, recorder: Recorder, room: Room, events: Sequence[Event], unbroken_only: bool) -> None:
+    """Draws of `events`, in the order of the slots; of a piece in which a chain broke, those that were still written."""
+    kept = [(0 if job.coupling.server_owns_chain else e.worker, e.draw) for e in events if e.draw >= 0]
+    if not kept:
+        return
+    draws, stats = jax.device_get(tree_map(lambda x: x[: len(kept)], (room.draws, room.stats)))
+    for slot, (chain, draw) in enumerate(kept):
+        if not unbroken_only or np.isfinite(stats["live"][slot]) or np.isfinite(stats["potential"][slot]):
+            recorder.keep(chain, draw, *tree_map(lambda x, i=slot: x[i : i + 1], (draws, stats)))
+
+
+def _look(job: Job, recorder: Recorder, carry: Carry, snapshot: Snapshot) -> None:
+    potentials, steps = np.asarray(carry.seen.potential), np.asarray(carry.steps)
+    heat = temperature(job, carry.workers, carry.centre)
+    known = potentials[np.isfinite(potentials)]
+    progress = Progress(int(np.mean(steps)), float(np.mean(known)) if len(known) else math.nan, heat)
+
+    def windows() -> list[Window]:
+        return [Window(i, int(steps[i]), float(potentials[i]), heat, recorder) for i in range(job.chains)]
+
+    recorder.look(progress, windows, lambda: snapshot)
+
+
+def _count(counts: Telemetry, job: Job, events: Sequence[Event], seconds: float) -> None:
+    """Telemetry of what has been executed. A barrier is an exchange of everybody who steps."""
+    counts.stepping += seconds
+    message = num_bytes(job.starts) // job.chains
+    for event in events:
+        if event.kind is Kind.RUN:
+            counts.steps += event.steps
+        elif event.kind is Kind.RESTORE:
+            counts.steps -= event.steps
+            counts.redone += event.steps
+            counts.restarts += 1
+        elif event.kind in (Kind.RECEIVE, Kind.BARRIER):
+            reports = 1 if event.kind is Kind.RECEIVE else job.chains
+            counts.exchanges += reports
+            counts.bytes += 2 * reports * message
+        elif event.kind is Kind.ADOPT:
+            counts.aged(event.steps)
 
 
 def _open(job: Job, boxes: int, restores: bool) -> Carry:
@@ -141,13 +245,33 @@ def _open(job: Job, boxes: int, restores: bool) -> Carry:
             lambda leaf: jnp.zeros((max(boxes, 1), *jnp.shape(leaf)), jnp.result_type(leaf)), (report, answer)
         )
     saved = workers if restores else None
-    return Carry(workers, steps, centre, reports, copies, answer, saved, new_seen(job.chains), *job.empty_draws())
+    return Carry(workers, steps, centre, reports, copies, answer, saved, new_seen(job.chains))
 
 
-def _run(job: Job, kinds: Sequence[Kind], carry: Carry, data: Any, events: Columns, count: Any) -> Carry:
+def _widened(carry: Carry, boxes: int, restores: bool) -> Carry:
+    """The same with room for what a longer log needs."""
+
+    def wider(leaf: jax.Array) -> jax.Array:
+        more = jnp.zeros((boxes - len(leaf), *leaf.shape[1:]), leaf.dtype)
+        return jnp.concatenate([leaf, more]) if boxes > len(leaf) else leaf
+
+    reports, copies = tree_map(wider, (carry.reports, carry.copies))
+    saved = carry.workers if restores and carry.saved is None else carry.saved
+    return carry._replace(reports=reports, copies=copies, saved=saved)
+
+
+def _room(job: Job, slots: int) -> Room:
+    draws, stats = job.empty_draws(slots)
+    return Room(*tree_map(lambda leaf: leaf[0], (draws, stats)))
+
+
+def _run(
+    job: Job, kinds: Sequence[Kind], carry: Carry, room: Room, data: Any, events: Columns, count: Any
+) -> tuple[Carry, Room]:
     """The first `count` of `events`, which are of the kinds `kinds`. Once a chain is broken nothing more happens."""
 
-    def one(index: Any, carry: Carry) -> Carry:
+    def one(index: Any, loop: tuple[Carry, Room]) -> tuple[Carry, Room]:
+        carry, room = loop
         event = row(events, index)
         unbroken = jnp.all(carry.seen.broken_at < 0)
 
@@ -155,7 +279,7 @@ def _run(job: Job, kinds: Sequence[Kind], carry: Carry, data: Any, events: Colum
             due = unbroken & (event.kind == kind)
             return jax.lax.cond(due, lambda on: action(job, on, data, event), lambda on: on, on)
 
-        everything = carry._replace(draws=None, stats={})
+        everything = carry
         for kind in kinds:
             if kind in _OF_ALL:
                 everything = act(kind, _OF_ALL[kind], everything)
@@ -164,17 +288,17 @@ def _run(job: Job, kinds: Sequence[Kind], carry: Carry, data: Any, events: Colum
             if kind in _OF_ONE:
                 desk = act(kind, _OF_ONE[kind], desk)
         everything = _put_back(everything, desk, event)
-        kept = (event.draw >= 0) & jnp.all(everything.seen.broken_at < 0)
-        position, measured, chain = _draw(job, desk, everything.seen, event)
+        kept = (event.slot >= 0) & jnp.all(everything.seen.broken_at < 0)
+        position, measured = _draw(job, desk, everything.seen, event)
 
-        def write(room: jax.Array, value: jax.Array) -> jax.Array:
-            old = room[chain, event.draw]
-            return room.at[chain, event.draw].set(jnp.where(kept, value, old))
+        # Once a chain is broken, NaN is kept: so the host knows what is no draw any more.
+        def write(slots: jax.Array, value: jax.Array) -> jax.Array:
+            otherwise = jnp.where(event.slot >= 0, jnp.nan, slots[event.slot])
+            return slots.at[event.slot].set(jnp.where(kept, value, otherwise).astype(slots.dtype))
 
-        draws, stats = tree_map(write, carry.draws, position), tree_map(write, carry.stats, measured)
-        return everything._replace(draws=draws, stats=stats)
+        return everything, Room(tree_map(write, room.draws, position), tree_map(write, room.stats, measured))
 
-    return jax.lax.fori_loop(0, count, one, carry)
+    return jax.lax.fori_loop(0, count, one, (carry, room))
 
 
 def _take(carry: Carry, event: Columns) -> Desk:
@@ -195,13 +319,13 @@ def _put_back(carry: Carry, desk: Desk, event: Columns) -> Carry:
     )
 
 
-def _draw(job: Job, desk: Desk, all_seen: Seen, event: Columns) -> tuple[Params, dict[str, jax.Array], Any]:
+def _draw(job: Job, desk: Desk, all_seen: Seen, event: Columns) -> tuple[Params, dict[str, jax.Array]]:
     """What would be kept after this event."""
     if job.coupling.server_owns_chain:
         if_all = tree_map(lambda x: jnp.mean(x, 0), all_seen)
         seen = tree_map(lambda one, mean: jnp.where(event.worker < 0, mean, one), desk.seen, if_all)
-        return desk.centre.state.position, job.measure_server(desk.centre, seen), 0
-    return desk.worker.state.position, job.measure(desk.worker, desk.seen, desk.step), event.worker
+        return desk.centre.state.position, job.measure_server(desk.centre, seen)
+    return desk.worker.state.position, job.measure(desk.worker, desk.seen, desk.step)
 
 
 def _advance(job: Job, desk: Desk, data: Any, event: Columns) -> Desk:
@@ -271,21 +395,3 @@ _OF_ONE = {
 
 _OF_ALL = {Kind.BARRIER: _barrier, Kind.REFRESH: _refresh}
 """What happens to all at once."""
-
-
-def _without_empty_end(result: Result) -> Result:
-    """Only as many draws as the fastest worker has kept; those that others still lack are NaN."""
-    filled = np.any(np.isfinite(np.asarray(result.stats["potential"])), 0)
-    draws, stats = tree_map(lambda leaf: leaf[:, : int(filled.sum())], (result.draws, result.stats))
-    return result._replace(draws=draws, stats=stats)
-
-
-def _result(job: Job, carry: Carry, log: Sequence[Event]) -> Result:
-    info: dict[str, Any] = {
-        "steps": int(jnp.max(carry.steps)),
-        "final": (carry.workers, carry.centre),
-        "log": list(log),
-        # Not of leaves: the lease of a lost worker may end long after all others are done.
-        "seconds": max((event.time for event in log if event.kind is not Kind.LEAVE), default=0.0),
-    }
-    return Result(carry.draws, carry.stats, info)

@@ -1,0 +1,518 @@
+"""K worker threads and a centre, in one process: chains that exchange without waiting for each other.
+
+A worker runs compiled windows, which release Python's lock, so that threads use all cores, or an accelerator each.
+After a window it publishes where it stands; when a report is due it talks to the centre. Whatever is published under
+the lock (places of all workers, the centre, the log so far) fits together, so that a checkpoint is a look at it, and a
+worker that raised begins again where it last published.
+
+Who came first is decided by the hardware. The log remembers it: `hookean.engines.pieces.replay` does the same again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import threading
+import time
+import warnings
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import numpy as np
+
+from hookean.coupling import Worker
+from hookean.engines.base import Engine, broken_place
+from hookean.engines.centre import Centre, Message, Reply, Status
+from hookean.engines.faults import Carrier, Faults, Faulty, MessageLost, Strikes
+from hookean.engines.pieces import LONGEST_WINDOW, Pieces, Place
+from hookean.exchange import Event, Kind
+from hookean.job import Job, Progress
+from hookean.recorder import Recorder, Saved, Snapshot, Window
+from hookean.tree import row, tree_map
+from hookean.types import (
+    ArgumentError,
+    BatchError,
+    HookeanError,
+    HookeanWarning,
+    Params,
+    StalledError,
+    check_count,
+    in_one_line,
+)
+
+SECONDS_BETWEEN_LOOKS = 0.05
+SECONDS_OF_A_WINDOW = 0.5
+"""Longer windows are cut, so that a run can be watched and stopped."""
+ATTEMPTS = 3
+"""How often a message is sent before the worker goes on with the copy it has."""
+MOST_WAITING_BYTES = 2**28
+"""Draws that wait to be taken; workers that find more of them wait too."""
+
+
+class Rows(NamedTuple):
+    """Kept draws on their way to the recorder."""
+
+    chain: int
+    first: int
+    draws: Params
+    stats: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Threads(Engine):
+    """A thread for every chain, over the local devices.
+
+    Attributes:
+        spare: seats for chains that callbacks may add while the run goes on.
+        max_restarts: how often a worker that raises, and how often the centre, is started again.
+        lease: seconds after which a worker that says nothing leaves the mean.
+        max_staleness: rounds that a worker goes on without an answer, before it waits for one.
+        patience: seconds without any progress after which the run ends with an error.
+        snapshot_every: versions of the centre between two states to which it can fall back.
+        faults: what is to go wrong on purpose.
+    """
+
+    spare: int = 0
+    max_restarts: int = 10
+    lease: float = 60.0
+    max_staleness: int = 4
+    patience: float = 300.0
+    snapshot_every: int = 64
+    faults: Faults = Faults()  # noqa: RUF009 - frozen
+
+    summary: ClassVar[str] = "a thread for every chain, exchanging without waiting for each other"
+
+    def check(self, chains: int) -> None:
+        """Refuse settings that cannot work."""
+        check_count("spare", self.spare, 0)
+        check_count("max_restarts", self.max_restarts, 0)
+        check_count("max_staleness", self.max_staleness)
+        check_count("snapshot_every", self.snapshot_every)
+        for name in ("lease", "patience"):
+            value = getattr(self, name)
+            if not (isinstance(value, int | float) and value > 0):
+                raise ArgumentError(name, f"is {value!r}", "Give seconds, greater than 0")
+        self.faults.check()
+
+    def run(self, job: Job, recorder: Recorder, saved: Saved | None = None) -> dict[str, Any]:
+        """Start the threads, take what they keep, and watch over them."""
+        return _Floor(self, job, recorder, saved).run()
+
+
+class _Life:
+    """What a worker's thread knows of its conversation with the centre."""
+
+    def __init__(self, incarnation: int = 0, generation: int = 0) -> None:
+        self.incarnation, self.generation = incarnation, generation
+        self.seq = -1
+        self.version = -1
+        self.unanswered = 0
+
+
+class _Stopped(Exception):
+    """The run is over for this worker."""
+
+
+class _Direct:
+    """The carrier of threads: a call, under the lock."""
+
+    def __init__(self, floor: _Floor) -> None:
+        self.floor = floor
+
+    def join(self, worker: int, payload: Params, step: int) -> Reply:
+        floor = self.floor
+        payload = jax.device_put(payload, floor.centre_device)
+        with floor.lock:
+            return floor.centre.join(worker, payload, step, time.monotonic())
+
+    def exchange(self, message: Message) -> Reply:
+        floor = self.floor
+        message = message._replace(report=jax.device_put(message.report, floor.centre_device))
+        is_finite = bool(floor.pieces.is_finite(message.report.payload))
+        with floor.lock:
+            try:
+                floor.strikes.centre(floor.centre.version)
+                return floor.centre.exchange(message, time.monotonic(), is_finite)
+            except Exception as error:
+                floor.rebuild(error)
+                raise MessageLost("the centre raised") from error
+
+    def leave(self, worker: int) -> None:
+        with self.floor.lock:
+            self.floor.centre.leave(worker)
+
+
+class _Floor:
+    """One run: what its threads share, and what each of them does."""
+
+    def __init__(self, engine: Threads, job: Job, recorder: Recorder, saved: Saved | None) -> None:
+        self.engine, self.job, self.recorder = engine, job, recorder
+        self.pieces = pieces = Pieces(job)
+        self.counts = recorder.telemetry
+        self.lock = threading.RLock()
+        self.news = threading.Condition(self.lock)
+        self.strikes = Strikes(engine.faults)
+        devices = jax.local_devices()
+        self.centre_device = devices[0]
+        self.devices = [devices[chain % len(devices)] for chain in range(job.chains)]
+        self.data = {device: jax.device_put(job.target.data, device) for device in set(self.devices)}
+
+        places, state = pieces.open()
+        if saved is not None:
+            places, state = saved.like((places, state))
+        self.places = [jax.device_put(p, d) for p, d in zip(places, self.devices, strict=True)]
+        self.steps = [int(place.step) for place in places]
+        self.centre = Centre(
+            pieces, jax.device_put(state, self.centre_device), engine.lease, engine.snapshot_every, self.counts
+        )
+        self.events = self.centre.events
+        now = time.monotonic()
+        for member in self.centre.members:
+            member.heard = now
+        self.restarts = [0] * job.chains
+        self.centre_failures = 0
+        self.begun = [True] * (job.chains - engine.spare) + [False] * engine.spare
+        self.removed = [False] * job.chains
+        if saved is not None:
+            self.centre.restore(self.centre_state(state), saved.facts["centre"])
+            self.begun, self.removed = list(saved.facts["begun"]), list(saved.facts["removed"])
+        elif pieces.exchanges:
+            for chain in np.flatnonzero(~np.array(self.begun)):
+                self.centre.leave(int(chain))
+        self.must_join = [saved is not None] * job.chains
+        direct = _Direct(self)
+        self.carrier: Carrier = direct if engine.faults == Faults() else Faulty(direct, engine.faults, job.chains)
+
+        self.rows: list[Rows] = []
+        self.waiting_bytes = 0
+        self.heat = [math.nan] * job.chains
+        self.windows: list[int] = []
+        self.threads: dict[int, threading.Thread] = {}
+        self.failure: BaseException | None = None
+        self.lost: dict[int, BaseException] = {}
+        self.stopping = False
+        self.last_progress = time.monotonic()
+
+    def centre_state(self, state: Any) -> Any:
+        return jax.device_put(state, self.centre_device)
+
+    # -- the thread that watches --------------------------------------------------------------------------------------
+
+    def run(self) -> dict[str, Any]:
+        self.recorder.requests = []
+        for device in set(self.devices):  # compile before the clocks of the leases tick
+            chain = self.devices.index(device)
+            jax.block_until_ready(self.pieces.run(self.data[device], self.places[chain], chain, []))
+        self.last_progress = time.monotonic()
+        for chain in range(self.job.chains):
+            if self.begun[chain] and not self.removed[chain]:
+                self.start(chain)
+        try:
+            while any(thread.is_alive() for thread in self.threads.values()):
+                with self.news:
+                    self.news.wait(SECONDS_BETWEEN_LOOKS)
+                self.look()
+                self.serve()
+                self.watch_over()
+        finally:
+            self.stopping = True
+            with self.news:
+                self.news.notify_all()
+            for thread in self.threads.values():
+                thread.join(5.0 if self.failure is not None else None)
+        self.look()
+        if self.failure is not None:
+            raise self.failure
+        snapshot = self.take()
+        self.recorder.save(snapshot)
+        if self.lost:
+            told = "; ".join(f"chain {chain}: {in_one_line(error)}" for chain, error in sorted(self.lost.items()))
+            warnings.warn(
+                f"{len(self.lost)} of {self.job.chains} chains raised more than max_restarts="
+                f"{self.engine.max_restarts} times and were given up; their later draws are missing. {told}",
+                HookeanWarning,
+                stacklevel=2,
+            )
+        return {"steps": max(self.steps), "final": (self.stacked(), self.centre.state), "restarts": list(self.restarts)}
+
+    def stacked(self) -> Worker:
+        """All workers' last states as one, as other engines give them."""
+        workers = jax.device_get([place.worker for place in self.places])
+        return tree_map(lambda *leaves: np.stack(leaves), *workers)
+
+    def take(self) -> Snapshot:
+        """Hand over what has been published, and a snapshot that fits to it."""
+        with self.news:
+            events, rows, dues = list(self.events), self.rows, self.centre.draws
+            self.events.clear()
+            self.rows, self.centre.draws, self.waiting_bytes = [], [], 0
+            state, facts = self.centre.snapshot()
+            places = list(self.places)
+            told = {"centre": facts, "begun": list(self.begun), "removed": list(self.removed)}
+            self.news.notify_all()
+        self.recorder.log(events)
+        for entry in rows:
+            self.recorder.keep(*entry)
+        for due in dues:
+            stats = self.pieces.measure_server(due.state, due.seen)
+            draw, numbers = jax.device_get((due.state.state.position, stats))
+            self.recorder.keep(0, due.index, *tree_map(lambda x: np.asarray(x)[None], (draw, numbers)))
+        return Snapshot((places, state), told)
+
+    def look(self) -> None:
+        snapshot = self.take()
+        with self.lock:
+            finished, self.windows = self.windows, []
+        places = snapshot.state[0]
+        potentials = [float(place.seen.potential) for place in places]
+        known = [x for x, begun in zip(potentials, self.begun, strict=True) if begun and math.isfinite(x)]
+        heat = [x for x in self.heat if math.isfinite(x)]
+        steps = [step for step, begun in zip(self.steps, self.begun, strict=True) if begun]
+        progress = Progress(
+            int(np.mean(steps)), float(np.mean(known)) if known else math.nan, float(np.mean(heat)) if heat else math.nan
+        )
+
+        def windows() -> list[Window]:
+            return [Window(i, self.steps[i], potentials[i], self.heat[i], self.recorder) for i in finished]
+
+        if self.recorder.look(progress, windows, lambda: snapshot):
+            self.stopping = True
+
+    def serve(self) -> None:
+        """Do what callbacks have asked for."""
+        requests, self.recorder.requests = self.recorder.requests or [], []
+        for what, chain in requests:
+            if what == "remove":
+                if not 0 <= chain < self.job.chains:
+                    raise HookeanError(f"there is no chain {chain} to remove: chains are 0 to {self.job.chains - 1}")
+                self.removed[chain] = True
+            else:
+                free = [i for i, begun in enumerate(self.begun) if not begun]
+                if not free:
+                    raise HookeanError("no seat is free for another chain. Give more of them: hk.Threads(spare=...)")
+                self.begun[free[0]] = self.must_join[free[0]] = True
+                self.start(free[0])
+
+    def watch_over(self) -> None:
+        """End the leases of the silent, and the run if nothing moves any more."""
+        now = time.monotonic()
+        if self.pieces.exchanges:
+            with self.lock:
+                self.centre.expire(now, set(range(self.job.chains)))
+        if now - self.last_progress > self.engine.patience and self.failure is None:
+            slow = ", ".join(f"chain {i} at step {self.steps[i]}" for i, t in self.threads.items() if t.is_alive())
+            self.fail(
+                StalledError(
+                    f"no worker has finished a window for {self.engine.patience:g} s ({slow}). A likelihood or a reader "
+                    "of batches may hang; if windows really take so long, give hk.Threads(patience=...) more"
+                )
+            )
+            raise self.failure or StalledError("stalled")
+
+    def start(self, chain: int) -> None:
+        thread = threading.Thread(target=self.work, args=(chain,), name=f"chain {chain}", daemon=True)
+        self.threads[chain] = thread
+        thread.start()
+
+    def fail(self, error: BaseException) -> None:
+        """End the run with an error; the first one counts."""
+        with self.news:
+            self.failure = self.failure or error
+            self.stopping = True
+            self.news.notify_all()
+
+    def rebuild(self, error: Exception) -> None:
+        """The centre raised: it falls back to what it last wrote down."""
+        self.centre_failures += 1
+        if self.centre_failures > self.engine.max_restarts:
+            self.fail(error)
+        forgotten = self.centre.rebuild()
+        warnings.warn(
+            f"the centre raised ({in_one_line(error)}) and was rebuilt: {forgotten} versions are forgotten, generation "
+            f"{self.centre.generation} begins",
+            HookeanWarning,
+            stacklevel=2,
+        )
+
+    # -- a worker's thread --------------------------------------------------------------------------------------------
+
+    def work(self, chain: int) -> None:
+        """Live, and live again after an error, as long as the budget lasts."""
+        while True:
+            try:
+                self.live(chain)
+                return
+            except _Stopped:
+                return
+            except (BatchError, StalledError, ArgumentError) as error:
+                self.fail(error)
+                return
+            except Exception as error:
+                if not self.may_restart(chain, error):
+                    return
+
+    def may_restart(self, chain: int, error: Exception) -> bool:
+        with self.news:
+            self.restarts[chain] += 1
+            self.must_join[chain] = True
+            if self.restarts[chain] <= self.engine.max_restarts:
+                self.counts.restarts += 1
+                return True
+            self.lost[chain] = error
+            if self.pieces.exchanges:
+                self.centre.leave(chain)
+            if len(self.lost) == sum(self.begun):
+                self.fail(error)
+            self.news.notify_all()
+            return False
+
+    def live(self, chain: int) -> None:
+        place, step, life = self.places[chain], self.steps[chain], _Life(self.centre.members[chain].incarnation)
+        if self.must_join[chain] and self.pieces.exchanges:
+            place = self.join(chain, place, step, life)
+        pace = 0.0
+        while step < self.job.num_steps and not self.removed[chain]:
+            longest = LONGEST_WINDOW if pace == 0 else max(1, int(SECONDS_OF_A_WINDOW / pace))
+            lengths, draws = self.pieces.plan(step, min(longest, self.job.num_steps) if pace else 1)
+            began = time.perf_counter()
+            for _ in range(int(self.engine.faults.stragglers.get(chain, 1))):
+                done, rows = self.pieces.run(self.data[self.devices[chain]], place, chain, lengths)
+                broken_at = int(done.seen.broken_at)
+            took = time.perf_counter() - began
+            pace = took / max(sum(lengths), 1)
+            self.strikes.worker(chain, step + sum(lengths))
+            place, step = done, step + sum(lengths)
+            self.publish(chain, place, step, lengths, self.kept(chain, rows, draws, broken_at), took)
+            if broken_at >= 0:
+                self.diverged(chain, place)
+            if self.pieces.exchanges and step % self.pieces.report_every == 0:
+                place = self.exchange(chain, place, step, life)
+        if self.pieces.exchanges:
+            self.carrier.leave(chain)
+
+    def kept(self, chain: int, rows: Any, draws: list[int], broken_at: int) -> list[Rows]:
+        """The draws of a window, on the host; none from after the step at which the chain broke."""
+        wanted = [
+            (j, draw)
+            for j, draw in enumerate(draws)
+            if draw >= 0 and (broken_at < 0 or self.job.kept_steps[draw] <= broken_at)
+        ]
+        if not wanted:
+            return []
+        here = jax.device_get(rows)
+        first, last = wanted[0], wanted[-1]
+        if last[1] - first[1] == last[0] - first[0]:  # neighbours: one piece
+            return [Rows(chain, first[1], *tree_map(lambda x: x[first[0] : last[0] + 1], (here.draws, here.stats)))]
+        return [Rows(chain, draw, *tree_map(lambda x, j=j: x[j : j + 1], (here.draws, here.stats))) for j, draw in wanted]
+
+    def publish(
+        self, chain: int, place: Place, step: int, lengths: list[int], rows: list[Rows], seconds: float
+    ) -> None:
+        """Tell all others where this worker stands."""
+        kept = {entry.first + i for entry in rows for i in range(len(entry.stats["potential"]))}
+        heat = float(self.job.roles[0].kinetic_temperature(place.worker.state)) if self.wants_heat else math.nan
+        began = time.perf_counter()
+        with self.news:
+            if self.stopping:
+                raise _Stopped
+            at = step - sum(lengths)
+            for length in lengths:
+                at += length
+                index = int(np.searchsorted(self.job.kept_steps, at))
+                draw = index if index in kept and self.job.kept_steps[index] == at else -1
+                self.events.append(Event(Kind.RUN, chain, length, draw))
+            self.places[chain], self.steps[chain] = place, step
+            self.rows.extend(rows)
+            self.waiting_bytes += sum(leaf.nbytes for entry in rows for leaf in jax.tree.leaves(entry.draws))
+            self.windows.append(chain)
+            self.heat[chain] = heat
+            self.counts.steps += sum(lengths)
+            self.counts.stepping += seconds
+            self.last_progress = time.monotonic()
+            while self.waiting_bytes > MOST_WAITING_BYTES and not self.stopping:
+                self.news.notify_all()
+                self.news.wait(1.0)
+            self.counts.waiting += time.perf_counter() - began
+
+    def diverged(self, chain: int, place: Place) -> None:
+        self.fail(broken_place(self.job, chain, place.worker, self.centre.state, place.seen))
+        raise _Stopped
+
+    # -- its conversation ---------------------------------------------------------------------------------------------
+
+    def join(self, chain: int, place: Place, step: int, life: _Life) -> Place:
+        """Begin a life; what is told is adopted (the log's JOIN says both)."""
+        payload = self.pieces.payload(place.worker)
+        reply = self.until_answered(chain, lambda: self.carrier.join(chain, payload, step))
+        life.__init__(reply.incarnation, reply.generation)
+        life.version = reply.version
+        return self.adopted(chain, place, reply, step, None)
+
+    def exchange(self, chain: int, place: Place, step: int, life: _Life) -> Place:
+        """Report, and adopt the answer if it is time for one. Without an answer, go on with the copy there is."""
+        began = time.perf_counter()
+        wants = step % self.pieces.refresh_every == 0
+        life.seq += 1
+        report = self.pieces.report(place.worker, chain, 0)
+        message = Message(chain, life.incarnation, life.generation, life.seq, step, report, place.seen)
+        reply = None
+        for _ in range(ATTEMPTS):
+            reply = self.attempt(message)
+            if reply is not None:
+                break
+        else:
+            life.unanswered += 1
+            if life.unanswered >= self.engine.max_staleness:
+                reply = self.until_answered(chain, lambda: self.carrier.exchange(message))
+        if reply is not None:
+            life.unanswered = 0
+            if reply.status is Status.RESYNC:
+                place = self.join(chain, place, step, life)
+            elif reply.status is Status.FENCED:
+                raise HookeanError(f"chain {chain} has begun another life: this one ends")
+            elif reply.copy is not None and wants and self.is_news(reply, life):
+                life.version = reply.version
+                place = self.adopted(chain, place, reply, step, Event(Kind.ADOPT, chain))
+        with self.lock:
+            self.counts.exchanging += time.perf_counter() - began
+        return place
+
+    @staticmethod
+    def is_news(reply: Reply, life: _Life) -> bool:
+        return (reply.generation, reply.version) > (life.generation, life.version) or reply.answers
+
+    def attempt(self, message: Message) -> Reply | None:
+        try:
+            return self.carrier.exchange(message)
+        except MessageLost:
+            with self.lock:
+                self.counts.lost += 1
+            return None
+
+    def until_answered(self, chain: int, call: Any) -> Reply:
+        """Try until an answer comes, or patience ends."""
+        end = time.monotonic() + self.engine.patience
+        while not self.stopping:
+            try:
+                return call()  # type: ignore[no-any-return]
+            except MessageLost:
+                with self.lock:
+                    self.counts.lost += 1
+            if time.monotonic() > end:
+                raise StalledError(
+                    f"chain {chain} had no answer from the centre for {self.engine.patience:g} s and "
+                    f"max_staleness={self.engine.max_staleness} rounds"
+                )
+            time.sleep(0.001)
+        raise _Stopped
+
+    def adopted(self, chain: int, place: Place, reply: Reply, step: int, event: Event | None) -> Place:
+        copy = jax.device_put(reply.copy, self.devices[chain])
+        place = place._replace(worker=self.pieces.adopt(place.worker, copy, np.int32(step)))
+        with self.lock:
+            if event is not None:
+                box = -1 if reply.answers else -2
+                self.events.append(event._replace(box=box, seq=reply.generation, version=reply.version))
+                self.counts.aged(self.pieces.refresh_every - 1)
+            self.places[chain] = place
+        return place
