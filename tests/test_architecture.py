@@ -19,7 +19,7 @@ LAYERS = (
     ("api", "hookean"),
     ("engines", "diagnostics", "progress"),
     ("job",),
-    ("coupling", "dynamics", "targets"),
+    ("coupling", "dynamics", "targets", "store"),
     ("exchange",),
     ("random", "tree", "schedules"),
     ("types",),

@@ -57,6 +57,10 @@ class BatchError(HookeanError):
         self.__cause__ = error
 
 
+class StoreError(HookeanError):
+    """A run on disk that cannot be written or read. Says which part, and what is safe or what to do."""
+
+
 class HookeanWarning(UserWarning):
     """Something legal that will probably not give what was hoped for."""
 
