@@ -4,7 +4,7 @@ The network has one hidden layer and the prior N(0, 1) on all weights and biases
 prior, read batches of their own and take the same number of steps of the same size:
 
     one chain          plain SGHMC
-    six independent    the same six times; the first of them is the one chain above, bit for bit
+    six independent    the same six times; the first of them is the one chain above, with the same random numbers
     six elastic        tied to a common centre, then let go: `schedule=hk.release()`
 
 States are kept from the start, so that curves show the way there, but the averages of predictions take only draws from
@@ -111,6 +111,21 @@ def _log_prior(weights: Any) -> jax.Array:
 # -- sampling ----------------------------------------------------------------------------------------------------------
 
 
+def digits_target() -> tuple[hk.Target, tuple[np.ndarray, np.ndarray]]:
+    """The posterior given one half of the digits, and the other half: pixels and labels."""
+    pixels, digits = load_digits(return_X_y=True)
+    train, test, train_digits, test_digits = train_test_split(pixels / 16, digits, test_size=0.5, random_state=0)
+    return hk.Target(_log_likelihood, _log_prior, data=(train, train_digits), batch_size=100), (test, test_digits)
+
+
+def sample(target: hk.Target, coupling: hk.Coupling, *, width: int, **settings: Any) -> hk.Run:
+    """What all schemes share. States are kept from the first step."""
+    with warnings.catch_warnings():  # coupled states and those of the warm-up are kept for the curves alone
+        warnings.simplefilter("ignore", hk.HookeanWarning)
+        dynamics = hk.SGHMC.from_learning_rate(LEARNING_RATE, MOMENTUM, target=target)
+        return hk.sample(target, partial(_start, width), dynamics=dynamics, coupling=coupling, **settings)
+
+
 def compare(
     seed: int = 0,
     *,
@@ -121,31 +136,19 @@ def compare(
     progress: bool = True,
 ) -> Comparison:
     """Sample with all schemes and predict the test digits. Progress goes to stderr."""
-    pixels, digits = load_digits(return_X_y=True)
-    train, test, train_digits, test_digits = train_test_split(pixels / 16, digits, test_size=0.5, random_state=0)
-    target = hk.Target(_log_likelihood, _log_prior, data=(train, train_digits), batch_size=100)
+    target, (test, test_digits) = digits_target()
+    train_size = target.num_examples
+    assert train_size is not None
     averaged_from = num_steps // 2
     springs = hk.Elastic(
-        alpha=PULL * chains * len(train) / LEARNING_RATE,  # eps^2 = lr / N
+        alpha=PULL * chains * train_size / LEARNING_RATE,  # eps^2 = lr / N
         every=EVERY,
         schedule=hk.release(over=averaged_from),  # let go between a quarter and three eighths of the whole run
     )
 
-    def run(coupling: hk.Coupling) -> hk.Run:
-        with warnings.catch_warnings():  # coupled states and those of the warm-up are kept for the curves alone
-            warnings.simplefilter("ignore", hk.HookeanWarning)
-            return hk.sample(
-                target,
-                partial(_start, width),
-                dynamics=hk.SGHMC.from_learning_rate(LEARNING_RATE, MOMENTUM, target=target),
-                coupling=coupling,
-                chains=chains,
-                num_steps=num_steps,
-                thin=thin,
-                seed=seed,
-                progress=progress,
-            )
-
+    run = partial(
+        sample, target, width=width, chains=chains, num_steps=num_steps, thin=thin, seed=seed, progress=progress
+    )
     predict = jax.jit(jax.vmap(jax.vmap(lambda weights: _log_probabilities(weights, test))))
     alone, tied = run(hk.Independent()), run(springs)
     steps = tied.job.kept_steps
@@ -166,7 +169,7 @@ def compare(
         pull=np.array([float(tied.job.coupling.schedule.factor(step)) for step in steps]),
         averaged_from=averaged_from,
         digits=test_digits,
-        train_size=len(train),
+        train_size=train_size,
         seed=seed,
     )
 
