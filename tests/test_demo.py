@@ -116,6 +116,20 @@ def test_a_perfectly_calibrated_predictor_reads_what_binomial_noise_gives() -> N
     assert demo._calibration_noise(predicted) == pytest.approx(sd * np.sqrt(2 / np.pi), abs=5 * 0.043 * sd)
 
 
+def test_jackknife_is_the_standard_error_of_a_mean_where_the_logarithm_is_straight() -> None:
+    """log mean p_k = log p + mean d_k for p_k = p (1 + d_k), up to d^2: the standard error is sd(d) / sqrt(K)."""
+    deviations = 1e-4 * np.array([0.3, -1.2, 0.7, 2.0, -0.4, 0.1])
+    right = 0.6 * (1 + deviations)
+    members = np.log(np.stack([right, 1 - right], axis=-1))[:, None].repeat(5, axis=1)
+    wanted = np.std(deviations, ddof=1) / np.sqrt(6)
+    assert demo.jackknife(members, np.zeros(5, int)) == pytest.approx(wanted, rel=1e-3)
+
+
+def test_other_errors_add_in_quadrature() -> None:
+    noise = np.tile([1.0, -1.0], 50)
+    assert demo.Difference.of(noise, np.zeros(100), 0.3, 0.4).error == pytest.approx(np.sqrt(1 / 99 + 0.25))
+
+
 # -- words -------------------------------------------------------------------------------------------------------------
 
 
@@ -140,21 +154,21 @@ def changed(result: demo.Comparison, better: float) -> demo.Comparison:
 @pytest.mark.parametrize(
     ("better", "words"),
     [
-        (0.0, "springs did not pay here"),
-        (0.3, "Springs gave more here"),
-        (-0.3, "springs cost something"),
+        (0.0, "there is no sign here"),
+        (1.0, "Springs gave more here"),
+        (-1.0, "springs cost something"),
     ],
 )
 def test_words_follow_the_numbers(result: demo.Comparison, better: float, words: str) -> None:
     said = " ".join(demo.findings(changed(result, better)))
     assert words in said
-    assert sum(other in said for other in ("did not pay", "gave more", "cost something")) == 1
+    assert sum(other in said for other in ("no sign here", "gave more", "cost something")) == 1
     assert "none of these is coupled" in said
     assert "coupled: their law is narrower than the posterior" in said
 
 
 def test_coupled_draws_are_named_and_win_nothing(result: demo.Comparison) -> None:
-    tied = dataclasses.replace(changed(result, 0.3), pull=np.ones(len(result.steps)))
+    tied = dataclasses.replace(changed(result, 1.0), pull=np.ones(len(result.steps)))
     said = " ".join(demo.findings(tied))
     assert "springs acted on 100% of the averaged elastic draws" in said
     assert "none of these is coupled" not in said

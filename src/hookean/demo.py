@@ -250,16 +250,16 @@ def checkpoints(comparison: Comparison) -> list[int]:
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """Mean difference of log-likelihoods of the same test digits, and its standard error over these digits."""
+    """Mean difference of log-likelihoods of the same test digits, and its standard error."""
 
     mean: float
     error: float
 
     @classmethod
-    def of(cls, ours: np.ndarray, theirs: np.ndarray) -> Difference:
-        """From one number per test digit each."""
+    def of(cls, ours: np.ndarray, theirs: np.ndarray, *others: float) -> Difference:
+        """From one number per test digit each. `others` are standard errors from other sources than these digits."""
         each = np.asarray(ours, float) - theirs
-        return cls(float(each.mean()), float(each.std(ddof=1) / np.sqrt(len(each))))
+        return cls(float(each.mean()), float(np.hypot.reduce([each.std(ddof=1) / np.sqrt(len(each)), *others])))
 
     @property
     def sign(self) -> int:
@@ -285,7 +285,11 @@ def findings(comparison: Comparison) -> list[str]:
     digits, last = comparison.digits, len(comparison.steps) - 1
     final = {s.name: predictions(s, comparison, last)["average"][0] for s in (lone, independent, elastic)}
     each = {name: log_likelihoods(prediction, digits) for name, prediction in final.items()}
-    against = {name: Difference.of(each[elastic.name], each[name]) for name in (lone.name, independent.name)}
+    luck = {s.name: jackknife(_members(s, comparison), digits) for s in (lone, independent, elastic)}
+    against = {
+        name: Difference.of(each[elastic.name], each[name], luck[elastic.name], luck[name])
+        for name in (lone.name, independent.name)
+    }
     found.append(
         f"At the end, averages over draws. {elastic.name} chains predict, "
         + "; ".join(f"against {name}, {difference}" for name, difference in against.items())
@@ -300,9 +304,10 @@ def findings(comparison: Comparison) -> list[str]:
     )
     count = len(elastic.log_probabilities)
     found.append(
-        f"The numbers after +- are standard errors over the test digits. This is one seed ({comparison.seed}), whose "
-        f"luck they do not count: try others with --seed. Steps are those of each chain: {count} chains do {count} "
-        "times the work of one."
+        "The numbers after +- are standard errors: over the test digits, and for the averages at the end over chains "
+        "too (over stretches of time for one chain). This is one seed, "
+        f"{comparison.seed}: try others with --seed. Steps are those of each chain: {count} chains do {count} times "
+        "the work of one."
     )
     return found
 
@@ -340,9 +345,27 @@ def _conclusion(difference: Difference, coupled: bool) -> str:
         return "Coupled and uncoupled draws have different laws; this says nothing about which chains sample better."
     return {
         1: "Springs gave more here than as many chains without them.",
-        0: "What more chains give, independent ones give as well: springs did not pay here.",
+        0: "Of a gain from springs, beyond what as many independent chains give, there is no sign here.",
         -1: "As many chains without springs did better here: springs cost something.",
     }[difference.sign]
+
+
+def _members(scheme: Scheme, comparison: Comparison) -> np.ndarray:
+    """Parts that the final average is made of [part, example, class]: its chains, or ten stretches of a lone one."""
+    kept = scheme.log_probabilities[:, comparison.kept]
+    if len(kept) > 1:
+        return mean_prediction(kept, 1)
+    stretches = np.array_split(kept[0], min(10, kept.shape[1]))
+    return np.stack([mean_prediction(stretch, 0) for stretch in stretches])
+
+
+def jackknife(members: np.ndarray, digits: np.ndarray) -> float:
+    """Standard error of the log-likelihood of the members' mean prediction, from leaving out each in turn."""
+    count = len(members)
+    without = [
+        log_likelihoods(mean_prediction(np.delete(members, left_out, 0), 0), digits).mean() for left_out in range(count)
+    ]
+    return float(np.sqrt((count - 1) * np.var(without)))
 
 
 def _leaning(log_probabilities: np.ndarray, digits: np.ndarray) -> str:
