@@ -132,7 +132,7 @@ def sample(
         if out is not None:
             _check_writable("--out", out, ".npz")
         defined = _load(path)
-        target, start = _defined(path, defined, name), _defined(path, defined, init)
+        target, start = _defined(path, defined, name, hk.Target), _defined(path, defined, init)
 
         def made(option: str, text: str, kind: type, known: Mapping[str, Any]) -> Any:
             return Notation(option, {**known, **_of_kind(defined, kind)}, defined, target).read(text)
@@ -350,7 +350,13 @@ def _load(path: Path) -> dict[str, Any]:
     module = importlib.util.module_from_spec(spec)
     sys.modules[USER_MODULE] = module  # where dataclasses look for the file they are defined in
     sys.path.insert(0, str(path.resolve().parent))
-    spec.loader.exec_module(module)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # what the file prints is not the command's data
+            spec.loader.exec_module(module)
+    except SystemExit as error:
+        raise hk.ArgumentError(
+            str(path), "ends Python when it is imported", 'Put what it runs under `if __name__ == "__main__":`'
+        ) from error
     return {
         name: value
         for name, value in vars(module).items()
@@ -358,16 +364,19 @@ def _load(path: Path) -> dict[str, Any]:
     }
 
 
-def _defined(path: Path, defined: dict[str, Any], name: str) -> Any:
-    if name in defined:
+def _defined(path: Path, defined: dict[str, Any], name: str, kind: type | None = None) -> Any:
+    """What the file has under this name: an hk.Target where that is the `kind` asked for, else a start."""
+    if name in defined and isinstance(defined[name], kind or object):
         return defined[name]
-    close = difflib.get_close_matches(name, defined)
-    there = [known for known, value in defined.items() if isinstance(value, hk.Target)]
-    hint = f"It defines {' and '.join(close)}" if close else "Define it there"
-    if name == "init":
+    if kind is hk.Target:
+        there = [known for known, value in defined.items() if isinstance(value, kind)]
+        hint = f"Its targets: {', '.join(there)}" if there else "Define an hk.Target there"
+    else:
+        close = difflib.get_close_matches(name, defined)
+        hint = f"It defines {' and '.join(close)}" if close else f"Define {name} there"
         hint += ", or name another with --init: a pytree of parameters, or a function key -> pytree"
-    elif there:
-        hint = f"Its targets: {', '.join(there)}"
+    if name in defined:
+        raise hk.ArgumentError(str(path), f"has a {type(defined[name]).__name__} as {name!r}, not a Target", hint)
     raise hk.ArgumentError(str(path), f"defines no {name!r}", hint)
 
 

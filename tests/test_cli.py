@@ -1,0 +1,414 @@
+"""The command line as a person meets it: what is printed where, what is saved, and what errors say. About 15 s."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import hookean as hk
+from hookean import cli, coupling, demo, dynamics, engines
+
+MODEL = '''\
+"""A model."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+
+import hookean as hk
+
+x = np.linspace(-1, 1, 20)
+target = hk.Target.from_log_density(lambda p: -(jnp.sum(p["slope"] ** 2) + p["level"] ** 2) / 2)
+regression = hk.Target(lambda p, batch: -((batch[0] - p["level"]) ** 2) / 2, lambda p: 0.0, data=(x,), batch_size=5)
+steep = hk.Target.from_log_density(lambda p: -p["level"] ** 4 + 0 * jnp.sum(p["slope"]))
+init = {"slope": np.zeros(2), "level": np.array(1.0)}
+far = {"slope": np.zeros(2), "level": np.array(3.0)}
+slack = hk.Elastic(0.5, 3)
+
+
+def decay(step):
+    return 0.1 / (1 + step / 100)
+
+
+@dataclasses.dataclass(frozen=True)
+class Lazy(hk.SGLD):
+    """SGLD whose steps are halved."""
+
+    def step(self, state, gradient, noise, step, curvature=None):
+        halved = hk.SGLD(lambda step: self.step_size(step) / 2, temperature=self.temperature)
+        return halved.step(state, gradient, noise, step, curvature)
+'''
+SHORT = ["--chains", "3", "--num-steps", "60", "--warmup", "20", "--thin", "5", "--seed", "7"]
+
+
+@pytest.fixture(autouse=True)
+def imports_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A user's file is imported, and its folder searched; not for longer than a test."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield
+    sys.modules.pop(cli.USER_MODULE, None)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "model.py"
+    path.write_text(MODEL)
+    return path
+
+
+def hookean(*arguments: Any) -> Any:
+    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
+
+
+def refused(result: Any, code: int = 2) -> str:
+    """The error that a command ends with: one line on stderr that closes with a hint, and no data."""
+    assert result.exit_code == code, result.output
+    assert result.stdout == ""
+    last = result.stderr.strip().splitlines()[-1]
+    assert last.startswith("error: ")
+    assert re.search(r"[.:;] \S.*\.$", last), f"no hint: {last}"
+    assert "Traceback" not in result.stderr
+    return last.removeprefix("error: ")
+
+
+# -- help and list -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"]])
+def test_help_names_the_commands(arguments: list[str]) -> None:
+    result = hookean(*arguments)
+    assert result.exit_code == 0
+    assert result.stderr == ""
+    for command in cli.app.registered_commands:
+        name = command.name or command.callback.__name__
+        assert re.search(rf"^  {name} ", result.stdout, flags=re.MULTILINE)
+        about = hookean(name, "--help")
+        assert about.exit_code == 0
+        assert "--" in about.stdout
+
+
+def test_list_names_all_there_is_with_laws_and_settings() -> None:
+    result = hookean("list")
+    assert result.exit_code == 0
+    assert result.stderr == ""
+    shown = " ".join(result.stdout.split())
+    for name, kind in {**dynamics.ALL, **coupling.ALL}.items():
+        assert name in shown
+        assert kind.law.split()[0] in shown
+    assert set(engines.ALL) <= set(re.findall(r"\w+", shown))
+    assert "SGHMC(step_size, friction=1.0" in shown
+    assert "SGLD.from_learning_rate(learning_rate" in shown
+    assert "cycle(period" in shown
+
+
+def test_a_real_process_keeps_data_and_messages_apart() -> None:
+    command = [sys.executable, "-m", "hookean", "sample", "absent.py:target", "--dynamics", "SGLD(0.1)"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert found.returncode == 2
+    assert found.stdout == ""
+    assert found.stderr == "error: absent.py: no such file. Give a Python file that defines a target and an init.\n"
+
+
+# -- sample ------------------------------------------------------------------------------------------------------------
+
+
+def saved_as(run: hk.Run, path: Path) -> None:
+    """The file holds the run, and nothing else."""
+    with np.load(path) as saved:
+        wanted = {f"draws/{name}": leaf for name, leaf in run.draws.items()}
+        wanted |= {f"stats/{name}": values for name, values in run.stats.items()} | {"steps": run.job.kept_steps}
+        assert set(saved) == set(wanted)
+        for name, values in wanted.items():
+            assert saved[name].shape == np.shape(values)
+            np.testing.assert_array_equal(saved[name], values)
+
+
+def test_sample_saves_what_the_function_gives_and_prints_its_summary(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "draws.npz"
+    result = hookean(
+        "sample", f"{model}:target", "--dynamics", "SGHMC(step_size=0.1, friction=2)",
+        "--coupling", "Elastic(1, every=4, schedule=release())", *SHORT, "--out", out,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    defined = cli._load(model)
+    run = hk.sample(
+        defined["target"],
+        defined["init"],
+        dynamics=hk.SGHMC(step_size=0.1, friction=2),
+        coupling=hk.Elastic(1, every=4, schedule=hk.release()),
+        chains=3,
+        num_steps=60,
+        warmup=20,
+        thin=5,
+        seed=7,
+        progress=False,
+    )
+    saved_as(run, out)
+    assert run.draws["slope"].shape == (3, 8, 2)
+    assert result.stdout == run.summary() + "\n"
+    assert f"3 x 8 draws are in {out}" in result.stderr
+    assert "SGHMC x Elastic: 3 chains x 60 steps" in result.stderr, "no progress"
+
+
+def test_dynamics_and_schedules_of_the_users_own(model: Path, tmp_path: Path) -> None:
+    """And a start of another name, a coupling that is an object, and silence where it is asked for."""
+    out = tmp_path / "draws.npz"
+    result = hookean(
+        "sample", f"{model}:target", "--init", "far", "--dynamics", "Lazy(decay)", "--coupling", "slack", *SHORT,
+        "--out", out, "--no-progress",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("Lazy x Elastic: 3 chains")
+    assert "steps/s" not in result.stderr
+    assert "warning: " not in result.stdout
+    defined = cli._load(model)
+    same = {"chains": 3, "num_steps": 60, "warmup": 20, "thin": 5, "seed": 7, "progress": False}
+    run = hk.sample(
+        defined["target"],
+        defined["far"],
+        dynamics=defined["Lazy"](defined["decay"]),
+        coupling=hk.Elastic(0.5, 3),
+        **same,
+    )
+    saved_as(run, out)
+
+
+def test_a_run_that_diverges_keeps_its_draws_and_exits_with_1(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "draws.npz"
+    command = ["sample", f"{model}:steep", "--init", "far", "--dynamics", "SGLD(0.08)", "--num-steps", 50, "--out", out]
+    result = hookean(*command)
+    message = refused(result, code=1)
+    assert re.search(r"chain \d", message)
+    assert re.search(r"step \d", message)
+    with np.load(out) as saved:
+        chains, kept, _ = saved["draws/slope"].shape
+        assert (chains, kept) == saved["stats/potential"].shape
+        assert kept == len(saved["steps"]) < 50
+    assert f"{chains} x {kept} draws kept until then are in {out}" in result.stderr
+
+
+# -- notation ----------------------------------------------------------------------------------------------------------
+
+
+def read(option: str, text: str, model: Path, name: str = "target") -> Any:
+    known = {"--dynamics": dynamics.ALL, "--coupling": coupling.ALL, "--engine": engines.ALL}[option]
+    defined = cli._load(model)
+    return cli.Notation(option, {**known, **defined}, defined, defined[name]).read(text)
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "wanted"),
+    [
+        ("--dynamics", "SGLD(0.1)", hk.SGLD(0.1)),
+        ("--dynamics", " sgld( step_size = 1e-1, temperature=0 ) ", hk.SGLD(0.1, temperature=0)),
+        ("--dynamics", "SGHMC(0.1, integrator='obabo')", hk.SGHMC(0.1, integrator="obabo")),
+        ("--coupling", "Independent", hk.Independent()),
+        ("--coupling", "Elastic()", hk.Elastic()),
+        ("--coupling", "Elastic(2, schedule=cycle(100))", hk.Elastic(2, schedule=hk.cycle(100))),
+        ("--coupling", "Elastic(2, schedule=release)", hk.Elastic(2, schedule=hk.release())),
+        ("--engine", "Vectorised", hk.Vectorised()),
+        (
+            "--engine",
+            "Simulated(Scenario(latency=0.5, crashes=[Crash(1, 20)]))",
+            hk.Simulated(hk.Scenario(latency=0.5, crashes=[hk.Crash(1, 20)])),
+        ),
+    ],
+)
+def test_what_is_written_becomes_what_python_would_make(option: str, text: str, wanted: Any, model: Path) -> None:
+    assert read(option, text, model) == wanted
+
+
+def test_a_learning_rate_knows_the_target(model: Path) -> None:
+    made = read("--dynamics", "SGHMC.from_learning_rate(0.2, momentum=0.5)", model, "regression")
+    target = cli._load(model)["regression"]
+    assert made == hk.SGHMC.from_learning_rate(0.2, momentum=0.5, target=target)
+    assert made.step_size == pytest.approx((0.2 / 20) ** 0.5)
+
+
+def test_names_of_the_file_stand_for_what_they_are(model: Path) -> None:
+    defined = cli._load(model)
+    notation = cli.Notation("--dynamics", dynamics.ALL, defined, defined["target"])
+    assert notation.read("SGLD(decay)").step_size is defined["decay"]
+    assert cli.Notation("--coupling", {"slack": defined["slack"]}, defined, None).read("slack") is defined["slack"]
+    mapped = notation.read("SGHMC(0.1, mass={'slope': 2.0, 'level': (1, -2.5)})")
+    assert mapped.mass == {"slope": 2.0, "level": (1, -2.5)}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "__import__('os')",
+        "__import__('os').mkdir('MARK')",
+        "SGLD(__import__('os').mkdir('MARK'))",
+        "SGLD(step_size=open('MARK', 'w'))",
+        "SGLD([jnp.zeros(1) for _ in 'a'])",
+        "SGLD((lambda: 0.1)())",
+        "SGLD(decay(0))",
+        "SGLD(0.1 + 0.1)",
+        "SGLD(*[0.1])",
+        "SGLD(**{'step_size': 0.1})",
+        "SGLD.law",
+        "SGLD.__class__('MARK')",
+        "SGLD.__init__.__globals__",
+        "Lazy.step(1)",
+        "Path('MARK').touch()",
+        "SGLD(0.1); SGLD(0.2)",
+        "0.1",
+        "",
+    ],
+)
+def test_nothing_is_evaluated_as_code(text: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    message = refused(hookean("sample", f"{model}:target", "--dynamics", text))
+    assert message.startswith("--dynamics")
+    assert not Path("MARK").exists()
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("where", "options", "messages"),
+    [
+        ("absent.py:target", [], ["absent.py: no such file"]),
+        ("model.py:targte", [], ["model.py: defines no 'targte'", "Its targets: target, regression, steep"]),
+        ("model.py:x", [], ["has a ndarray as 'x', not a Target", "Its targets: target, regression, steep"]),
+        ("model.py:target", ["--init", "start"], ["defines no 'start'", "--init: a pytree"]),
+        ("model.py:target", ["--dynamics", "SGMHC(0.1)"], ["--dynamics: knows no 'SGMHC'", "Did you mean", "SGHMC"]),
+        ("model.py:target", ["--dynamics", "Lasy(0.1)"], ["Did you mean Lazy?"]),
+        ("model.py:target", ["--dynamics", "SGLD.from_learnign_rate(1)"], ["Did you mean from_learning_rate?"]),
+        (
+            "model.py:target",
+            ["--dynamics", "SGLD(stepsize=0.1)"],
+            ["'step_size'", "SGLD(step_size, *, temperature=1.0)"],
+        ),
+        ("model.py:target", ["--dynamics", "SGLD"], ["'step_size'", "Its settings are SGLD(step_size"]),
+        ("model.py:target", ["--dynamics", "SGLD(-0.1)"], ["step_size: is -0.1", "greater than 0"]),
+        ("model.py:target", ["--dynamics", "SGLD(dekay)"], ["knows no 'dekay'", "Did you mean decay?"]),
+        ("model.py:target", ["--coupling", "elastik"], ["--coupling: knows no 'elastik'", "Did you mean Elastic"]),
+        ("model.py:target", ["--coupling", "Elastic(every=0)"], ["every: is 0"]),
+        (
+            "model.py:target",
+            ["--engine", "Cluster"],
+            ["--engine: knows no 'Cluster'", "There is Simulated, Vectorised"],
+        ),
+        ("model.py:target", ["--warmup", "10000"], ["warmup: is 10000 of 10000 steps"]),
+        ("model.py:target", ["--chains", "0"], ["chains: is 0"]),
+        ("model.py:target", ["--out", "draws.csv"], ["--out: is draws.csv", "ends in .npz"]),
+        ("model.py:target", ["--out", "no/folder/draws.npz"], ["--out: cannot be written", "a folder that exists"]),
+        ("absent.py", ["--out", "folder.npz"], ["--out: cannot be written: folder.npz"]),
+    ],
+)
+def test_errors_name_the_culprit_and_the_remedy(
+    where: str, options: list[str], messages: list[str], model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(model.parent)
+    Path("folder.npz").mkdir()
+    given = options if "--dynamics" in options else [*options, "--dynamics", "SGLD(0.1)"]
+    said = refused(hookean("sample", where, *given))
+    for message in messages:
+        assert message in said
+
+
+@pytest.mark.parametrize(
+    ("source", "messages"),
+    [
+        ("import hookean as hk\n\ntarget = hk.Target(\n  1 2)\n", ["line 4: SyntaxError"]),
+        ("import jax\n\n\nx = 1 / 0\n", ["line 4: ZeroDivisionError: division by zero"]),
+        ("def one():\n    return absent\n\none()\n", ["line 2: NameError: name 'absent' is not defined"]),
+        ("import absent_package\n", ["line 1: ModuleNotFoundError: No module named 'absent_package'"]),
+    ],
+)
+def test_an_error_in_the_users_file_is_told_with_its_line(source: str, messages: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "broken.py"
+    path.write_text(source)
+    result = hookean("sample", f"{path}:target", "--dynamics", "SGLD(0.1)")
+    said = refused(result)
+    for message in (str(path), *messages, "--traceback"):
+        assert message in said
+    traced = hookean("sample", f"{path}:target", "--dynamics", "SGLD(0.1)", "--traceback")
+    assert traced.exit_code == 2
+    assert "Traceback" in traced.stderr
+
+
+def test_a_file_that_ends_python_is_an_error(tmp_path: Path) -> None:
+    """A script without a guard would otherwise look like a run without draws."""
+    path = tmp_path / "script.py"
+    path.write_text("import sys\nsys.exit(0)\n")
+    said = refused(hookean("sample", f"{path}:target", "--dynamics", "SGLD(0.1)"))
+    assert "ends Python when it is imported" in said
+    assert '__name__ == "__main__"' in said
+
+
+def test_what_a_users_file_prints_is_no_data(tmp_path: Path) -> None:
+    path = tmp_path / "talkative.py"
+    path.write_text("print('hello')\n")
+    result = hookean("sample", f"{path}:target", "--dynamics", "SGLD(0.1)")
+    assert "defines no 'target'. Define an hk.Target there" in refused(result)
+    assert "hello" in result.stderr
+
+
+def test_an_out_that_may_not_be_written_is_refused(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may write anywhere, so the answer of the system is feigned."""
+    monkeypatch.setattr(cli.os, "access", lambda path, mode: False)
+    said = refused(hookean("sample", f"{model}:target", "--dynamics", "SGLD(0.1)", "--out", tmp_path / "draws.npz"))
+    assert "--out: may not be written" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["smaple"], "No such command 'smaple'"),
+        (["sample", "model.py"], "Missing option '--dynamics'"),
+        (["sample", "model.py", "--dynamics", "SGLD(1)", "--chain", "3"], "No such option: --chain"),
+        (["sample", "model.py", "--dynamics", "SGLD(1)", "--chains", "many"], "Invalid value for '--chains'"),
+    ],
+)
+def test_a_wrong_command_line_exits_with_2(arguments: list[str], message: str) -> None:
+    result = hookean(*arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert message in result.stderr
+
+
+# -- demo --------------------------------------------------------------------------------------------------------------
+
+
+def test_demo_hands_its_options_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "compare", lambda seed: f"seed {seed}")
+    monkeypatch.setattr(demo, "show", lambda result, path: print(result, path))
+    result = hookean("demo", "--out", tmp_path / "x.png", "--seed", 5)
+    assert result.exit_code == 0
+    assert result.stdout == f"seed 5 {tmp_path / 'x.png'}\n"
+
+
+@pytest.mark.parametrize("out", ["x.jpg", "no/folder/x.png"])
+def test_demo_refuses_a_bad_out_before_it_samples(out: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def sampled(seed: int) -> None:
+        raise AssertionError("sampled")
+
+    monkeypatch.setattr(demo, "compare", sampled)
+    assert refused(hookean("demo", "--out", out)).startswith("--out: ")
+
+
+def test_bfloat16_draws_are_saved_as_float32(tmp_path: Path) -> None:
+    """NumPy's files know no bfloat16."""
+    target = hk.Target.from_log_density(lambda x: -jnp.sum(x.astype(jnp.float32) ** 2) / 2)
+    run = hk.sample(target, jnp.zeros(2, jnp.bfloat16), dynamics=hk.SGLD(0.1), chains=2, num_steps=8, progress=False)
+    cli._save(run, tmp_path / "draws.npz")
+    with np.load(tmp_path / "draws.npz") as saved:
+        (name,) = (name for name in saved if name.startswith("draws/"))
+        assert saved[name].dtype == np.float32
+        np.testing.assert_array_equal(saved[name], run.draws.astype(jnp.float32))
