@@ -141,7 +141,7 @@ def psgld_step(d: Any, s: Any, g: np.ndarray, hessian: Any, chance: Any, t: int,
     if d.gamma:
         signs = chance.signs(len(s.x))
         diagonal = signs * (hessian @ signs)
-        Gamma = -(G**2) * (1 - a) * (g / d.scale) * (diagonal / d.scale) / np.sqrt(v)
+        Gamma = -(G**2) * (1 - a) * (g / d.scale) * (diagonal / d.scale) / np.sqrt(np.maximum(v, np.finfo(float).tiny))
     x = s.x - eps * (G * g - T * Gamma) + np.sqrt(2 * eps * T * G) * chance.normal(len(s.x))
     return SimpleNamespace(x=x, v=v)
 
