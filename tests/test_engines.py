@@ -141,9 +141,7 @@ def test_fresh_gradients_are_those_of_one_chain_with_a_larger_batch(workers: int
     with jax.enable_x64(True):
         target = hk.Target(line, prior, DATA, batch_size=8, batching=batching)
         coupling = hk.StaleGradient(every=1, wait_for=workers)
-        run = sample(
-            target, start, dynamics=dynamics, coupling=coupling, chains=workers, num_steps=steps, seed=seed
-        )
+        run = sample(target, start, dynamics=dynamics, coupling=coupling, chains=workers, num_steps=steps, seed=seed)
         key = jax.random.key(seed)
 
         @jax.jit

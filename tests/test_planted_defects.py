@@ -63,7 +63,7 @@ DEFECTS = {
         "dynamics/sghmc.py",
         "(jnp.sqrt(M * temperature) * z)",
         "(jnp.sqrt(temperature / M) * z)",
-        (EXACT_LAW.format("SGHMC(friction=1.5,mass=2.0)-Independent()-vectorised"),),
+        (PLUGIN.format("SGHMC[3]_start_has_the_law"),),
     ),
     "SGHMC: the Ornstein-Uhlenbeck noise of half the time": Defect(
         "dynamics/sghmc.py",
