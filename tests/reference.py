@@ -141,7 +141,7 @@ def psgld_step(d: Any, s: Any, g: np.ndarray, hessian: Any, chance: Any, t: int,
     if d.gamma:
         signs = chance.signs(len(s.x))
         diagonal = signs * (hessian @ signs)
-        Gamma = -(G**2) * (1 - a) * (g / d.scale) * (diagonal / d.scale) / np.sqrt(v)
+        Gamma = -(G**2) * (1 - a) * (g / d.scale) * (diagonal / d.scale) / np.sqrt(np.maximum(v, np.finfo(float).tiny))
     x = s.x - eps * (G * g - T * Gamma) + np.sqrt(2 * eps * T * G) * chance.normal(len(s.x))
     return SimpleNamespace(x=x, v=v)
 
@@ -274,7 +274,8 @@ class System:
 
     def receive(self, event: Event) -> None:
         i, payload = event.worker, self.boxes[event.box].payload
-        self.live[i] = True
+        steps = event.steps if self.live[i] else 0  # who did not count has no new steps
+        self.count(i, True)
         if self.kind is hk.StaleGradient:
             self.gradient(payload)
             self.boxes[event.box] = self.copy()
@@ -285,11 +286,11 @@ class System:
             self.centre = SimpleNamespace(
                 **{**vars(self.centre), "x": self.centre.x + rate * (payload - self.centre.x)}
             )
-            self.earn(event.steps)
+            self.earn(steps)
         else:
             old = self.mean()
             self.positions[i] = payload
-            self.advance_centre(old if self.coupling.simultaneous else self.mean(), self.earn(event.steps))
+            self.advance_centre(old if self.coupling.simultaneous else self.mean(), self.earn(steps))
             self.boxes[event.box] = self.copy()
 
     def barrier(self, event: Event) -> None:
@@ -321,11 +322,11 @@ class System:
         self.copies[event.worker] = self.boxes[event.box]
 
     def leave(self, event: Event) -> None:
-        self.live[event.worker] = False
+        self.count(event.worker, False)
 
     def join(self, event: Event) -> None:
         i = event.worker
-        self.live[i] = True
+        self.count(i, True)
         if self.kind is not hk.StaleGradient:
             self.positions[i] = self.workers[i].x
         self.copies[i] = self.copy()
@@ -338,6 +339,12 @@ class System:
 
     def mean(self) -> np.ndarray:
         return np.mean([x for x, live in zip(self.positions, self.live, strict=True) if live], 0)
+
+    def count(self, worker: int, counts: bool) -> None:
+        """Part of a step of the centre stays the same part, rounded down, whoever comes and goes."""
+        before = max(self.num_live, 1)
+        self.live[worker] = counts
+        self.credit = self.credit * self.num_live // before
 
     def earn(self, steps: int) -> int:
         self.credit += steps

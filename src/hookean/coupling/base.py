@@ -59,8 +59,8 @@ class Centre(NamedTuple):
 
     @property
     def num_live(self) -> jax.Array:
-        """How many workers count."""
-        return jnp.sum(self.live)
+        """How many workers count; of 32 bits, as all counts are, also where sums would have 64."""
+        return jnp.sum(self.live, dtype=jnp.int32)
 
     def mean(self) -> Params:
         """Mean of the last positions of the live workers."""
@@ -73,9 +73,8 @@ class Centre(NamedTuple):
 
     def counting(self, worker: Any, counts: bool) -> Centre:
         """The same centre, for which `worker` counts from now on, or does not."""
-        live = self.live.at[worker].set(counts)
-        credit = self.credit * jnp.sum(live) // jnp.maximum(self.num_live, 1)
-        return self._replace(live=live, credit=credit)
+        changed = self._replace(live=self.live.at[worker].set(counts))
+        return changed._replace(credit=self.credit * changed.num_live // jnp.maximum(self.num_live, 1))
 
     def earn(self, worker: Any, steps: Any) -> tuple[Centre, jax.Array]:
         """Hear a report of `steps` steps. A worker that did not count so far counts now and starts at no new steps."""

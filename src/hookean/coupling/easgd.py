@@ -103,7 +103,8 @@ class EASGD(Coupling):
         stored = centre._replace(positions=reports.payload)
         rate = value_at(self.moving_rate, centre.clock)
         pulls = tree_map(lambda x, c: rate * (x - c), stored.mean(), centre.state.position)
-        return self._move(stored, pulls, jnp.sum(jnp.where(centre.live, reports.steps, 0))), centre.copy()
+        earned = jnp.sum(jnp.where(centre.live, reports.steps, 0), dtype=jnp.int32)
+        return self._move(stored, pulls, earned), centre.copy()
 
     def _move(self, centre: Centre, pulls: Params, steps: Any) -> Centre:
         position = tree_map(lambda c, d: (c + d).astype(c.dtype), centre.state.position, pulls)

@@ -128,7 +128,7 @@ class Elastic(Coupling):
 
     def receive_all(self, dynamics: Any, centre: Centre, reports: Report, key: jax.Array) -> tuple[Centre, Copy]:
         """The same for all at once."""
-        earned = jnp.sum(jnp.where(centre.live, reports.steps, 0))
+        earned = jnp.sum(jnp.where(centre.live, reports.steps, 0), dtype=jnp.int32)
         return self._exchange(dynamics, centre, reports.payload, earned, key)
 
     def _exchange(

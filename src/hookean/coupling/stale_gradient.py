@@ -42,7 +42,7 @@ class Server(NamedTuple):
 
     def copy(self) -> Copy:
         """What a worker is told; the version counts the steps of the chain."""
-        return Copy(self.state.position, self.version, jnp.sum(self.live))
+        return Copy(self.state.position, self.version, jnp.sum(self.live, dtype=jnp.int32))
 
 
 @dataclasses.dataclass(frozen=True)
