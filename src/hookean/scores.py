@@ -32,7 +32,7 @@ class Reliability(NamedTuple):
 
     confidence: np.ndarray
     accuracy: np.ndarray
-    count: np.ndarray
+    examples: np.ndarray
 
 
 def classification(predictions: Predictions, labels: Any) -> dict[str, float]:
@@ -87,8 +87,8 @@ def reliability(probabilities: Any, labels: Any, bins: int = 15) -> Reliability:
 def calibration_error(probabilities: Any, labels: Any, bins: int = 15) -> float:
     """Expected calibration error: the mean over examples of |confidence - accuracy| of their bins (Guo et al. 2017)."""
     curve = reliability(probabilities, labels, bins)
-    some = curve.count > 0
-    return float(np.average(np.abs(curve.confidence - curve.accuracy)[some], weights=curve.count[some]))
+    some = curve.examples > 0
+    return float(np.average(np.abs(curve.confidence - curve.accuracy)[some], weights=curve.examples[some]))
 
 
 def out_of_distribution(inside: Predictions, outside: Predictions) -> dict[str, float]:
