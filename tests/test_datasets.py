@@ -80,7 +80,7 @@ def cifar_rows() -> dict[str, np.ndarray]:
 
 
 def write_tar(path: Path, rows: dict[str, np.ndarray]) -> None:
-    path.parent.mkdir(parents=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, "w:gz") as archive:
         for name, content in rows.items():
             member = tarfile.TarInfo(f"cifar-10-batches-bin/{name}.bin")
@@ -125,12 +125,8 @@ def test_cifar_is_read_from_both_formats(tmp_path: Path, format: str) -> None:
         write_xz(tmp_path / "cifar10", rows)
     found = load("cifar10", tmp_path)
     assert found.x_train.shape == (20, 32, 32, 3) and found.x_test.shape == (4, 32, 32, 3)
-    for image, label, row in zip(
-        [*found.x_train, *found.x_test],
-        [*found.y_train, *found.y_test],
-        np.concatenate(list(rows.values())),
-        strict=True,
-    ):
+    images, labels = np.concatenate([found.x_train, found.x_test]), np.concatenate([found.y_train, found.y_test])
+    for image, label, row in zip(images, labels, np.concatenate(list(rows.values())), strict=True):
         assert label == row[0]
         assert image[3, 5, 1] == row[1 + 1024 + 3 * 32 + 5]  # green, row 3, column 5
         np.testing.assert_array_equal(image.transpose(2, 0, 1).ravel(), row[1:])
@@ -213,17 +209,10 @@ def test_a_broken_idx_file_is_named(tmp_path: Path, file: str, how: Callable[[Pa
     [
         (damage(lambda c: c[: len(c) // 2]), "EOFError|ReadError"),
         (damage(lambda c: b"no archive"), "ReadError"),
+        (lambda path: write_tar(path, dict(list(cifar_rows().items())[:3])), "KeyError"),
         (
-            lambda path: (path.unlink(), path.parent.rmdir(), write_tar(path, dict(list(cifar_rows().items())[:3]))),
-            "KeyE",
-        ),
-        (
-            lambda path: (
-                path.unlink(),
-                path.parent.rmdir(),
-                write_tar(path, {n: r.ravel()[:-1] for n, r in cifar_rows().items()}),
-            ),
-            "data_batch_1.bin has 12291 bytes",
+            lambda path: write_tar(path, {name: rows.ravel()[:-1] for name, rows in cifar_rows().items()}),
+            r"data_batch_1\.bin has 12291 bytes",
         ),
     ],
     ids=["cut", "html", "members", "rows"],
@@ -272,7 +261,7 @@ def test_a_broken_table_is_named(tmp_path: Path) -> None:
 
 
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="name: is 'cifar100'. Choose one of mnist"):
+    with pytest.raises(ArgumentError, match=r"name: is 'cifar100'\. Choose one of mnist"):
         load("cifar100")
     with pytest.raises(DataError, match="--data-dir"):
         load("mnist", tmp_path / "nowhere")
