@@ -354,5 +354,6 @@ def _checked_observations(y: Any, kind: Kind, size: int, shape: tuple[int, ...])
 
 
 def _bad_prediction(chain: int, draw: int, kind: Kind) -> ArgumentError:
-    what = "logits that are NaN or infinite" if kind == "classification" else "a mean or sd that is not finite, or no sd above 0"
+    logits, numbers = "logits that are NaN or infinite", "a mean or sd that is not finite, or no sd above 0"
+    what = logits if kind == "classification" else numbers
     return ArgumentError("apply", f"gives {what}, from draw {draw} of chain {chain}", "Mend it where that happens")
