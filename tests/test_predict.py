@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+import warnings
 from types import SimpleNamespace
 from typing import Any
 
@@ -338,8 +339,8 @@ def test_names_that_fall_together_are_refused(run: hk.Run, monkeypatch: pytest.M
 
 
 def test_arviz_itself(run: hk.Run) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONWARNINGS", "ignore")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         arviz = pytest.importorskip("arviz", reason="ArviZ is an extra, and is not installed")
     data = run.to_arviz()
     assert data.posterior["layers.0.w"].dims[:2] == ("chain", "draw")
