@@ -14,10 +14,10 @@ PACKAGE = Path(__file__).resolve().parents[1] / "src" / "hookean"
 # "hookean" stands for names taken from the package itself, which re-exports the api.
 LAYERS = (
     ("cli",),
-    ("demo",),
-    ("testing",),
+    ("demo", "datasets"),
+    ("testing", "scores"),
     ("api", "hookean"),
-    ("engines", "diagnostics", "progress"),
+    ("engines", "diagnostics", "progress", "predict"),
     ("job",),
     ("coupling", "dynamics", "targets", "store"),
     ("exchange",),

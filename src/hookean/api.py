@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -17,10 +18,20 @@ from hookean.coupling import Coupling, Independent  # type: ignore[attr-defined]
 from hookean.dynamics import Dynamics
 from hookean.engines import Engine, Vectorised  # type: ignore[attr-defined]
 from hookean.job import Job, Result
+from hookean.predict import Apply, Predictions, predict
 from hookean.random import Noise, Stream, stream_key
 from hookean.targets import Target
 from hookean.tree import leaf_names, not_finite, same_structure, tree_map
-from hookean.types import ArgumentError, DivergenceError, HookeanWarning, Params, check_count, in_one_line
+from hookean.types import (
+    ArgumentError,
+    Batch,
+    DivergenceError,
+    HookeanError,
+    HookeanWarning,
+    Params,
+    check_count,
+    in_one_line,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +57,37 @@ class Run:
     def summary(self) -> str:
         """What was sampled, at which temperature, and what to be careful about."""
         return diagnostics.summary(self.job, Result(self.draws, self.stats, self.info))
+
+    def predict(self, apply: Apply, x: Batch, y: Any = None, **options: Any) -> Predictions:
+        """Average the predictions of all draws at inputs `x`; see `hookean.predict.predict` for the options."""
+        return predict(apply, self.draws, x, y, **options)
+
+    def to_arviz(self) -> Any:
+        """Draws and statistics for ArviZ (the extra `arviz`): a DataTree, or an InferenceData of ArviZ before 1.0.
+
+        Variables are named by their leaves, `layers.0.kernel`; the coordinate `draw` is the step after which a draw was
+        kept. Missing draws are NaN, and make a diagnostic NaN: select the chains and draws that are there.
+        """
+        try:
+            import arviz
+        except ImportError as error:
+            raise HookeanError("to_arviz: ArviZ is not installed. Install hookean with its extra `arviz`.") from error
+        # A slash would be a path in a DataTree. NumPy knows no bfloat16 of its own, nor does xarray.
+        names = [name.replace("/", ".") for name in leaf_names(self.draws)]
+        arrays = [np.asarray(leaf) for leaf in jax.tree.leaves(self.draws)]
+        arrays = [array.astype(np.float32) if array.dtype.kind == "V" else array for array in arrays]
+        if len(set(names)) < len(names):
+            raise HookeanError(f"to_arviz: two leaves would have one name, of {', '.join(names)}. Rename one.")
+        posterior = dict(zip(names, arrays, strict=True))
+        sample_stats = {name: np.asarray(values) for name, values in self.stats.items()}
+        chains, kept = sample_stats["potential"].shape
+        coords = {"chain": np.arange(chains), "draw": self.job.kept_steps[:kept]}
+        settings = {name: repr(value) for name, value in self.config.items()}
+        attributes = {"inference_library": "hookean", **settings}
+        if "posterior" in inspect.signature(arviz.from_dict).parameters:  # before 1.0
+            return arviz.from_dict(posterior=posterior, sample_stats=sample_stats, coords=coords, attrs=attributes)
+        groups = {"posterior": posterior, "sample_stats": sample_stats}
+        return arviz.from_dict(groups, coords=coords, attrs={"/": attributes})
 
 
 def sample(

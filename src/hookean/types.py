@@ -61,6 +61,19 @@ class StoreError(HookeanError):
     """A run on disk that cannot be written or read. Says which part, and what is safe or what to do."""
 
 
+class StalledError(HookeanError):
+    """Nothing moves any more: no worker has finished a window, or had an answer, for longer than it may take."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """A run that was stopped by Ctrl-C, in order: `run` holds its draws."""
+
+    def __init__(self, message: str, run: Any) -> None:
+        """Say how to go on."""
+        super().__init__(message)
+        self.run = run
+
+
 class HookeanWarning(UserWarning):
     """Something legal that will probably not give what was hoped for."""
 

@@ -26,23 +26,27 @@ def buffered_draws(job: Job) -> int:
 
 
 def broken(job: Job, workers: Worker, centre: Any, seen: Seen) -> DivergenceError | None:
-    """The error of the first chain, in time, that is no longer finite."""
+    """The error of the first chain, in time, that is no longer finite; of stacked workers."""
     steps = np.asarray(seen.broken_at)
     if np.all(steps < 0):
         return None
     chain = int(np.argmin(np.where(steps < 0, np.iinfo(np.int32).max, steps)))
-    step = int(steps[chain])
-    state = row(workers.state, chain)
-    if job.coupling.server_owns_chain:  # a worker's state is its gradient
+    return diverged(job, chain, row(workers.state, chain), centre, int(steps[chain]))
+
+
+def diverged(job: Job, chain: int, state: Any, centre: Any, step: int) -> DivergenceError:
+    """The error of a chain that is no longer finite."""
+    served = job.coupling.server_owns_chain
+    if served:  # a worker's state is its gradient
         culprit = not_finite(centre.state.position) or not_finite(state)
     else:
         culprit = not_finite(state.position)
-    who = "the server's chain" if job.coupling.server_owns_chain else f"chain {chain}"
+    who = "the server's chain" if served else f"chain {chain}"
     where = f"in leaf {culprit!r}" if culprit is not None else "in its potential"
     return DivergenceError(
         f"{who} turned NaN or Inf at step {step}, {where}. Take a smaller step_size (or learning rate), more "
         "friction, or a better start; the draws kept before are in the error's attribute `run`.",
-        0 if job.coupling.server_owns_chain else chain,
+        0 if served else chain,
         step,
         culprit,
     )
@@ -70,6 +74,11 @@ class Engine(abc.ABC):
 
     def check(self, chains: int) -> None:
         """Refuse settings that do not fit."""
+
+    @property
+    def seats(self) -> int:
+        """Chains that may be added while a run goes on."""
+        return 0
 
 
 def carry_out(engine: Engine, job: Job, recorder: Recorder | None = None) -> Result:

@@ -7,6 +7,7 @@ it to sample, `replay` does it to check.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -61,28 +62,19 @@ class Pieces:
         self.join = jax.jit(job.coupling.join)
         self.leave = jax.jit(job.coupling.leave)
         self.payload = jax.jit(job.coupling.payload)
+        self.heat = jax.jit(lambda worker: job.roles[0].kinetic_temperature(worker.state))
         self.copy = jax.jit(lambda centre: centre.copy())
         self.measure_server = jax.jit(job.measure_server)
         self.is_finite = jax.jit(_is_finite)
 
-    def shapes(self) -> tuple[Place, Any]:
-        """Shapes of one worker's place and of the centre."""
-        places, centre = jax.eval_shape(self._open)
-        return places, centre
-
     def open(self) -> tuple[list[Place], Any]:
         """All workers where they start, and the centre."""
-        shared, centre = jax.jit(self.job.open)()
+        shared, centre = jax.jit(lambda starts: dataclasses.replace(self.job, starts=starts).open())(self.job.starts)
         places = []
         for chain in range(self.job.chains):
             worker = shared._replace(state=row(shared.state, chain))
             places.append(Place(worker, row(new_seen(1), 0), jnp.zeros((), jnp.int32)))
         return places, centre
-
-    def _open(self) -> tuple[Place, Any]:
-        shared, centre = self.job.open()
-        worker = shared._replace(state=row(shared.state, 0))
-        return Place(worker, row(new_seen(1), 0), jnp.zeros((), jnp.int32)), centre
 
     def plan(self, step: int, longest: int) -> tuple[list[int], list[int]]:
         """The next window of a worker that has taken `step` steps: its stretches, and the draw that each gives (or -1).
@@ -144,7 +136,12 @@ class Pieces:
     @cached_property
     def fingerprint(self) -> str:
         """Of what a worker reports."""
-        return fingerprint(jax.eval_shape(lambda: self.job.coupling.payload(self._open()[0].worker)))
+
+        def reported() -> Params:
+            shared, _ = self.job.open()
+            return self.job.coupling.payload(shared._replace(state=row(shared.state, 0)))
+
+        return fingerprint(jax.eval_shape(reported))
 
     @cached_property
     def message_bytes(self) -> int:

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from hookean.coupling import Worker
-from hookean.engines.base import Engine, broken_place
+from hookean.engines.base import Engine, diverged
 from hookean.engines.centre import Centre, Message, Reply, Status
 from hookean.engines.faults import Carrier, Faults, Faulty, MessageLost, Strikes
 from hookean.engines.pieces import LONGEST_WINDOW, Pieces, Place
@@ -41,8 +41,11 @@ from hookean.types import (
 )
 
 SECONDS_BETWEEN_LOOKS = 0.05
+SECONDS_BETWEEN_MEASUREMENTS = 0.25
 SECONDS_OF_A_WINDOW = 0.5
 """Longer windows are cut, so that a run can be watched and stopped."""
+SECONDS_TO_STOP = 5.0
+"""How long a thread may take to end after an error. It may hang, which may be the error."""
 ATTEMPTS = 3
 """How often a message is sent before the worker goes on with the copy it has."""
 MOST_WAITING_BYTES = 2**28
@@ -93,6 +96,11 @@ class Threads(Engine):
             if not (isinstance(value, int | float) and value > 0):
                 raise ArgumentError(name, f"is {value!r}", "Give seconds, greater than 0")
         self.faults.check()
+
+    @property
+    def seats(self) -> int:
+        """Those that are spare."""
+        return self.spare
 
     def run(self, job: Job, recorder: Recorder, saved: Saved | None = None) -> dict[str, Any]:
         """Start the threads, take what they keep, and watch over them."""
@@ -174,7 +182,7 @@ class _Floor:
         self.begun = [True] * (job.chains - engine.spare) + [False] * engine.spare
         self.removed = [False] * job.chains
         if saved is not None:
-            self.centre.restore(self.centre_state(state), saved.facts["centre"])
+            self.centre.restore(self.centre.state, saved.facts["centre"])
             self.begun, self.removed = list(saved.facts["begun"]), list(saved.facts["removed"])
         elif pieces.exchanges:
             for chain in np.flatnonzero(~np.array(self.begun)):
@@ -185,16 +193,17 @@ class _Floor:
 
         self.rows: list[Rows] = []
         self.waiting_bytes = 0
+        self.inflight = [0] * job.chains
         self.heat = [math.nan] * job.chains
+        self.potentials = [math.nan] * job.chains
+        self.measured = 0.0
+        self.notices: list[str] = []
         self.windows: list[int] = []
         self.threads: dict[int, threading.Thread] = {}
         self.failure: BaseException | None = None
         self.lost: dict[int, BaseException] = {}
         self.stopping = False
         self.last_progress = time.monotonic()
-
-    def centre_state(self, state: Any) -> Any:
-        return jax.device_put(state, self.centre_device)
 
     # -- the thread that watches --------------------------------------------------------------------------------------
 
@@ -205,7 +214,7 @@ class _Floor:
             jax.block_until_ready(self.pieces.run(self.data[device], self.places[chain], chain, []))
         self.last_progress = time.monotonic()
         for chain in range(self.job.chains):
-            if self.begun[chain] and not self.removed[chain]:
+            if self.begun[chain] and not self.removed[chain] and self.steps[chain] < self.job.num_steps:
                 self.start(chain)
         try:
             while any(thread.is_alive() for thread in self.threads.values()):
@@ -214,13 +223,12 @@ class _Floor:
                 self.look()
                 self.serve()
                 self.watch_over()
-        finally:
-            self.stopping = True
-            with self.news:
-                self.news.notify_all()
-            for thread in self.threads.values():
-                thread.join(5.0 if self.failure is not None else None)
-        self.look()
+        except BaseException as error:
+            self.fail(error)
+        for thread in self.threads.values():
+            thread.join(SECONDS_TO_STOP if self.failure is not None else None)
+        if self.failure is None or isinstance(self.failure, HookeanError):
+            self.look()
         if self.failure is not None:
             raise self.failure
         snapshot = self.take()
@@ -263,17 +271,24 @@ class _Floor:
         snapshot = self.take()
         with self.lock:
             finished, self.windows = self.windows, []
-        places = snapshot.state[0]
-        potentials = [float(place.seen.potential) for place in places]
-        known = [x for x, begun in zip(potentials, self.begun, strict=True) if begun and math.isfinite(x)]
-        heat = [x for x in self.heat if math.isfinite(x)]
-        steps = [step for step, begun in zip(self.steps, self.begun, strict=True) if begun]
-        progress = Progress(
-            int(np.mean(steps)), float(np.mean(known)) if known else math.nan, float(np.mean(heat)) if heat else math.nan
-        )
+            notices, self.notices = self.notices, []
+        for notice in notices:
+            warnings.warn(notice, HookeanWarning, stacklevel=2)
+        now = time.monotonic()
+        if now - self.measured > SECONDS_BETWEEN_MEASUREMENTS:
+            self.measured = now
+            self.heat = [float(self.pieces.heat(place.worker)) for place in snapshot.state[0]]
+            self.potentials = [float(place.seen.potential) for place in snapshot.state[0]]
+        running = [i for i, begun in enumerate(self.begun) if begun]
+
+        def mean(values: list[float]) -> float:
+            known = [values[i] for i in running if math.isfinite(values[i])]
+            return float(np.mean(known)) if known else math.nan
+
+        progress = Progress(int(mean([float(step) for step in self.steps])), mean(self.potentials), mean(self.heat))
 
         def windows() -> list[Window]:
-            return [Window(i, self.steps[i], potentials[i], self.heat[i], self.recorder) for i in finished]
+            return [Window(i, self.steps[i], self.potentials[i], self.heat[i], self.recorder) for i in finished]
 
         if self.recorder.look(progress, windows, lambda: snapshot):
             self.stopping = True
@@ -301,13 +316,10 @@ class _Floor:
                 self.centre.expire(now, set(range(self.job.chains)))
         if now - self.last_progress > self.engine.patience and self.failure is None:
             slow = ", ".join(f"chain {i} at step {self.steps[i]}" for i, t in self.threads.items() if t.is_alive())
-            self.fail(
-                StalledError(
+            raise StalledError(
                     f"no worker has finished a window for {self.engine.patience:g} s ({slow}). A likelihood or a reader "
                     "of batches may hang; if windows really take so long, give hk.Threads(patience=...) more"
-                )
             )
-            raise self.failure or StalledError("stalled")
 
     def start(self, chain: int) -> None:
         thread = threading.Thread(target=self.work, args=(chain,), name=f"chain {chain}", daemon=True)
@@ -327,11 +339,9 @@ class _Floor:
         if self.centre_failures > self.engine.max_restarts:
             self.fail(error)
         forgotten = self.centre.rebuild()
-        warnings.warn(
+        self.notices.append(
             f"the centre raised ({in_one_line(error)}) and was rebuilt: {forgotten} versions are forgotten, generation "
-            f"{self.centre.generation} begins",
-            HookeanWarning,
-            stacklevel=2,
+            f"{self.centre.generation} begins"
         )
 
     # -- a worker's thread --------------------------------------------------------------------------------------------
@@ -355,6 +365,7 @@ class _Floor:
         with self.news:
             self.restarts[chain] += 1
             self.must_join[chain] = True
+            self.counts.redone += self.inflight[chain]
             if self.restarts[chain] <= self.engine.max_restarts:
                 self.counts.restarts += 1
                 return True
@@ -370,63 +381,59 @@ class _Floor:
         place, step, life = self.places[chain], self.steps[chain], _Life(self.centre.members[chain].incarnation)
         if self.must_join[chain] and self.pieces.exchanges:
             place = self.join(chain, place, step, life)
-        pace = 0.0
+        longest = 1  # until it is known how long a step takes
         while step < self.job.num_steps and not self.removed[chain]:
-            longest = LONGEST_WINDOW if pace == 0 else max(1, int(SECONDS_OF_A_WINDOW / pace))
-            lengths, draws = self.pieces.plan(step, min(longest, self.job.num_steps) if pace else 1)
+            lengths, draws = self.pieces.plan(step, longest)
+            self.inflight[chain] = sum(lengths)
             began = time.perf_counter()
             for _ in range(int(self.engine.faults.stragglers.get(chain, 1))):
                 done, rows = self.pieces.run(self.data[self.devices[chain]], place, chain, lengths)
                 broken_at = int(done.seen.broken_at)
             took = time.perf_counter() - began
-            pace = took / max(sum(lengths), 1)
-            self.strikes.worker(chain, step + sum(lengths))
+            longest = int(np.clip(SECONDS_OF_A_WINDOW * sum(lengths) / took, 1, 2 * longest))
             place, step = done, step + sum(lengths)
-            self.publish(chain, place, step, lengths, self.kept(chain, rows, draws, broken_at), took)
+            self.strikes.worker(chain, step)
+            if broken_at >= 0:  # what was kept after it broke is no draw
+                draws = [draw if draw >= 0 and self.job.kept_steps[draw] <= broken_at else -1 for draw in draws]
+            kept = self.kept(chain, rows, draws)
+            self.publish(chain, place, step, list(zip(lengths, draws, strict=True)), kept, took)
             if broken_at >= 0:
-                self.diverged(chain, place)
+                self.diverged(chain, place, broken_at)
             if self.pieces.exchanges and step % self.pieces.report_every == 0:
                 place = self.exchange(chain, place, step, life)
         if self.pieces.exchanges:
             self.carrier.leave(chain)
 
-    def kept(self, chain: int, rows: Any, draws: list[int], broken_at: int) -> list[Rows]:
-        """The draws of a window, on the host; none from after the step at which the chain broke."""
-        wanted = [
-            (j, draw)
-            for j, draw in enumerate(draws)
-            if draw >= 0 and (broken_at < 0 or self.job.kept_steps[draw] <= broken_at)
-        ]
-        if not wanted:
+    def kept(self, chain: int, rows: Any, draws: list[int]) -> list[Rows]:
+        """The draws of a window, on the host."""
+        slots = [slot for slot, draw in enumerate(draws) if draw >= 0]
+        if not slots:
             return []
         here = jax.device_get(rows)
-        first, last = wanted[0], wanted[-1]
-        if last[1] - first[1] == last[0] - first[0]:  # neighbours: one piece
-            return [Rows(chain, first[1], *tree_map(lambda x: x[first[0] : last[0] + 1], (here.draws, here.stats)))]
-        return [Rows(chain, draw, *tree_map(lambda x, j=j: x[j : j + 1], (here.draws, here.stats))) for j, draw in wanted]
+        if draws[slots[-1]] - draws[slots[0]] == slots[-1] - slots[0] == len(slots) - 1:  # neighbours: one piece
+            slots = [slots[0]]
+            pieces = [slice(slots[0], slots[0] + sum(draw >= 0 for draw in draws))]
+        else:
+            pieces = [slice(slot, slot + 1) for slot in slots]
+        return [
+            Rows(chain, draws[slot], *tree_map(lambda x, p=piece: x[p], (here.draws, here.stats)))
+            for slot, piece in zip(slots, pieces, strict=True)
+        ]
 
     def publish(
-        self, chain: int, place: Place, step: int, lengths: list[int], rows: list[Rows], seconds: float
+        self, chain: int, place: Place, step: int, stretches: list[tuple[int, int]], rows: list[Rows], seconds: float
     ) -> None:
         """Tell all others where this worker stands."""
-        kept = {entry.first + i for entry in rows for i in range(len(entry.stats["potential"]))}
-        heat = float(self.job.roles[0].kinetic_temperature(place.worker.state)) if self.wants_heat else math.nan
         began = time.perf_counter()
         with self.news:
             if self.stopping:
                 raise _Stopped
-            at = step - sum(lengths)
-            for length in lengths:
-                at += length
-                index = int(np.searchsorted(self.job.kept_steps, at))
-                draw = index if index in kept and self.job.kept_steps[index] == at else -1
-                self.events.append(Event(Kind.RUN, chain, length, draw))
-            self.places[chain], self.steps[chain] = place, step
+            self.events.extend(Event(Kind.RUN, chain, length, draw) for length, draw in stretches)
+            self.places[chain], self.steps[chain], self.inflight[chain] = place, step, 0
             self.rows.extend(rows)
             self.waiting_bytes += sum(leaf.nbytes for entry in rows for leaf in jax.tree.leaves(entry.draws))
             self.windows.append(chain)
-            self.heat[chain] = heat
-            self.counts.steps += sum(lengths)
+            self.counts.steps += sum(length for length, _ in stretches)
             self.counts.stepping += seconds
             self.last_progress = time.monotonic()
             while self.waiting_bytes > MOST_WAITING_BYTES and not self.stopping:
@@ -434,8 +441,8 @@ class _Floor:
                 self.news.wait(1.0)
             self.counts.waiting += time.perf_counter() - began
 
-    def diverged(self, chain: int, place: Place) -> None:
-        self.fail(broken_place(self.job, chain, place.worker, self.centre.state, place.seen))
+    def diverged(self, chain: int, place: Place, step: int) -> None:
+        self.fail(diverged(self.job, chain, place.worker.state, self.centre.state, step))
         raise _Stopped
 
     # -- its conversation ---------------------------------------------------------------------------------------------
