@@ -1,4 +1,4 @@
-"""The command line as a person meets it: what is printed where, what is saved, and what errors say. About 15 s."""
+"""The command line as a person meets it: what is printed where, what is saved, and what errors say. About 12 s."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo, cut short: its numbers, what it says of them, and its picture. About 10 s."""
+"""The demo, cut short: its numbers, what it says of them, and its picture. About 20 s."""
 
 from __future__ import annotations
 
