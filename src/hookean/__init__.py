@@ -4,7 +4,9 @@ import hookean as hk
 
 hk.Target       a posterior                 hk.sample      draws from it
 dynamics        hk.SGHMC, hk.SGLD, ...      coupling       hk.Elastic, hk.Independent, hk.StaleGradient, ...
-engine          hk.Vectorised, hk.Simulated schedules      hk.hold, hk.release, hk.cycle
+engine          hk.Threads, hk.Vectorised, hk.Simulated
+runs on disk    hk.load, hk.resume, hk.replay
+schedules       hk.hold, hk.release, hk.cycle
 hookean.testing law suites for dynamics and couplings of your own
 hookean.scores  how good predictions are     hookean.datasets  real data sets
 """
@@ -14,14 +16,26 @@ from typing import TYPE_CHECKING
 from hookean import coupling as _coupling
 from hookean import dynamics as _dynamics
 from hookean import engines as _engines
-from hookean.api import Run, sample
+from hookean.api import VERSION, Run, load, replay, resume, sample
 from hookean.coupling import Coupling
 from hookean.dynamics import Dynamics
 from hookean.engines import Engine
+from hookean.engines.faults import Faults
 from hookean.exchange import Crash, Join, Scenario, Straggler
+from hookean.recorder import Window
 from hookean.schedules import CouplingSchedule, cycle, hold, release
+from hookean.store import Store
 from hookean.targets import Target
-from hookean.types import ArgumentError, BatchError, DivergenceError, HookeanError, HookeanWarning
+from hookean.types import (
+    ArgumentError,
+    BatchError,
+    DivergenceError,
+    HookeanError,
+    HookeanWarning,
+    Interrupted,
+    StalledError,
+    StoreError,
+)
 
 if TYPE_CHECKING:  # at run time they are found by their files; this is for editors and type checkers
     from hookean.coupling.eamsgd import EAMSGD as EAMSGD
@@ -36,12 +50,13 @@ if TYPE_CHECKING:  # at run time they are found by their files; this is for edit
     from hookean.dynamics.sgld import SGLD as SGLD
     from hookean.dynamics.sgnht import SGNHT as SGNHT
     from hookean.engines.simulated import Simulated as Simulated
+    from hookean.engines.threads import Threads as Threads
     from hookean.engines.vectorised import Vectorised as Vectorised
 
 _found = {**_dynamics.ALL, **_coupling.ALL, **_engines.ALL}
 globals().update(_found)
 
-__version__ = "0.1.0"
+__version__ = VERSION
 __all__ = [
     "ArgumentError",
     "BatchError",
@@ -51,16 +66,25 @@ __all__ = [
     "DivergenceError",
     "Dynamics",
     "Engine",
+    "Faults",
     "HookeanError",
     "HookeanWarning",
+    "Interrupted",
     "Join",
     "Run",
     "Scenario",
+    "StalledError",
+    "Store",
+    "StoreError",
     "Straggler",
     "Target",
+    "Window",
     "cycle",
     "hold",
+    "load",
     "release",
+    "replay",
+    "resume",
     "sample",
     *_found,
 ]

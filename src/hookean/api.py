@@ -1,93 +1,52 @@
-"""`sample` and the `Run` that it gives back."""
+"""`sample`, and what can be done with a run on disk: `load`, `resume` and `replay` it."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import inspect
+import os
+import platform
+import signal
+import sys
+import threading
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from hookean import diagnostics
 from hookean import progress as progress_display
 from hookean.coupling import Coupling, Independent  # type: ignore[attr-defined]
 from hookean.dynamics import Dynamics
-from hookean.engines import Engine, Vectorised  # type: ignore[attr-defined]
+from hookean.engines import Engine, Threads, Vectorised  # type: ignore[attr-defined]
+from hookean.engines.pieces import replay as replay_of_threads
 from hookean.job import Job, Result
-from hookean.predict import Apply, Predictions, predict
-from hookean.random import Noise, Stream, stream_key
+from hookean.preparation import prepare
+from hookean.recorder import Callback, Recorder, Saved
+from hookean.run import Run
+from hookean.store import Store, Stored, Writer
+from hookean.store import load as open_store
 from hookean.targets import Target
-from hookean.tree import leaf_names, not_finite, same_structure, tree_map
+from hookean.telemetry import Telemetry
+from hookean.tree import leaf_names, tree_map
 from hookean.types import (
     ArgumentError,
-    Batch,
+    BatchError,
     DivergenceError,
     HookeanError,
     HookeanWarning,
+    Interrupted,
     Params,
+    StalledError,
+    StoreError,
     check_count,
     in_one_line,
 )
 
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """Kept draws and what is known of them.
-
-    Attributes:
-        draws: the parameters' pytree, leaves [chain, draw, ...].
-        stats: arrays [chain, draw]: `potential` (of the batch of the last step), `kinetic_temperature`,
-            `configurational_temperature` (theta . grad U / n), `distance` (to the centre), `staleness` (steps since the
-            copy of the centre that was used had been asked for; with StaleGradient, steps of the server) and `live`
-            (workers that count).
-        info: `steps` taken, the `final` state, and what the engine adds (the `log` of a simulated run).
-        config: the run's settings.
-    """
-
-    draws: Params
-    stats: dict[str, jax.Array]
-    info: dict[str, Any]
-    config: dict[str, Any]
-    job: Job
-
-    def summary(self) -> str:
-        """What was sampled, at which temperature, and what to be careful about."""
-        return diagnostics.summary(self.job, Result(self.draws, self.stats, self.info))
-
-    def predict(self, apply: Apply, x: Batch, y: Any = None, **options: Any) -> Predictions:
-        """Average the predictions of all draws at inputs `x`; see `hookean.predict.predict` for the options."""
-        return predict(apply, self.draws, x, y, **options)
-
-    def to_arviz(self) -> Any:
-        """Draws and statistics for ArviZ (the extra `arviz`): a DataTree, or an InferenceData of ArviZ before 1.0.
-
-        Variables are named by their leaves, `layers.0.kernel`; the coordinate `draw` is the step after which a draw was
-        kept. Missing draws are NaN, and make a diagnostic NaN: select the chains and draws that are there.
-        """
-        try:
-            import arviz
-        except ImportError as error:
-            raise HookeanError("to_arviz: ArviZ is not installed. Install hookean with its extra `arviz`.") from error
-        # A slash would be a path in a DataTree. NumPy knows no bfloat16 of its own, nor does xarray.
-        names = [name.replace("/", ".") for name in leaf_names(self.draws)]
-        arrays = [np.asarray(leaf) for leaf in jax.tree.leaves(self.draws)]
-        arrays = [array.astype(np.float32) if array.dtype.kind == "V" else array for array in arrays]
-        if len(set(names)) < len(names):
-            raise HookeanError(f"to_arviz: two leaves would have one name, of {', '.join(names)}. Rename one.")
-        posterior = dict(zip(names, arrays, strict=True))
-        sample_stats = {name: np.asarray(values) for name, values in self.stats.items()}
-        chains, kept = sample_stats["potential"].shape
-        coords = {"chain": np.arange(chains), "draw": self.job.kept_steps[:kept]}
-        settings = {name: repr(value) for name, value in self.config.items()}
-        attributes = {"inference_library": "hookean", **settings}
-        if "posterior" in inspect.signature(arviz.from_dict).parameters:  # before 1.0
-            return arviz.from_dict(posterior=posterior, sample_stats=sample_stats, coords=coords, attrs=attributes)
-        groups = {"posterior": posterior, "sample_stats": sample_stats}
-        return arviz.from_dict(groups, coords=coords, attrs={"/": attributes})
+VERSION = "0.1.0"
 
 
 def sample(
@@ -103,6 +62,8 @@ def sample(
     engine: Engine | None = None,
     seed: int = 0,
     progress: bool = True,
+    store: Store | str | os.PathLike[str] | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Run:
     """Draw from a posterior with `chains` parallel chains.
 
@@ -115,9 +76,15 @@ def sample(
         num_steps: steps of each chain, the warm-up included.
         warmup: steps at the start of which nothing is kept.
         thin: keep every so many states after the warm-up.
-        engine: what carries the run out.
-        seed: the same seed gives the same bits on the same machine.
+        engine: what carries the run out; None for `Threads()` on a CPU or on several accelerators, and `Vectorised()`
+            on one accelerator. The choice and its reason are printed.
+        seed: the same seed gives the same noise and batches, whatever carries the run out; `Vectorised` and `Simulated`
+            give the same bits on the same machine. With `Threads` the order of exchanges is up to the hardware, and the
+            log remembers it.
         progress: show progress, on stderr.
+        store: a folder in which to keep the run while it goes on (or `hk.Store(folder, ...)`), so that it can be read
+            meanwhile, and resumed. Draws are then read from disk when they are indexed, and not held in memory.
+        callbacks: functions that are called with a `hk.Window` at the end of each window of a chain.
 
     Returns:
         A `Run`.
@@ -126,199 +93,451 @@ def sample(
         ArgumentError: an argument cannot work (a `ValueError`). Nothing has been compiled then.
         DivergenceError: a chain turned NaN or Inf; its attribute `run` has the draws until then.
         BatchError: the target's own batches failed; its attribute `run` has the draws until then.
+        StoreError: the store could not be written.
+        Interrupted: Ctrl-C (a `KeyboardInterrupt`). Its attribute `run` has the draws until then.
     """
     coupling = Independent() if coupling is None else coupling
-    engine = Vectorised() if engine is None else engine
-    job = prepare(target, init, dynamics, coupling, chains, num_steps, warmup, thin, engine, seed)
-    config = {"dynamics": dynamics, "coupling": coupling, "engine": engine, "seed": seed}
+    engine, reason = (engine, "") if engine is not None else _chosen_engine()
+    settings = Settings(dynamics, coupling, engine, chains, num_steps, warmup, thin, seed)
+    if store is not None:
+        store = store if isinstance(store, Store) else Store(store)
+        store.check()
+    _check_callbacks(callbacks)
+    job = settings.prepare(target, init)
+    with _closing(target):
+        writer = None if store is None else _create(store, settings, job)
+        return _carry_out(settings, job, writer, None, progress, callbacks, reason)
 
-    def run_of(result: Result) -> Run:
-        return Run(result.draws, result.stats, result.info, config, job)
 
-    with progress_display.Display(progress, _headline(job, engine), job.num_steps) as display:
+def load(path: str | os.PathLike[str], target: Target | None = None) -> Run:
+    """Open a run on disk, finished or not, however large: draws are read when they are indexed.
+
+    Nothing is unpickled, unless the `target` is given; `run.summary()` of a run that has not ended needs it.
+    """
+    stored = open_store(path)
+    if target is not None:
+        settings = _settings_of(stored)
+        return _run_of(stored, settings.as_dict(), settings.prepare(target, None, _starts_of(stored)))
+    return _run_of(stored, stored.description["settings"], None)
+
+
+def resume(
+    path: str | os.PathLike[str],
+    target: Target,
+    *,
+    num_steps: int | None = None,
+    force: bool = False,
+    progress: bool = True,
+    callbacks: Sequence[Callback] = (),
+) -> Run:
+    """Go on with a run on disk from its last checkpoint, after a crash or a stop, or beyond its end.
+
+    With the engines `Vectorised` and `Simulated` the draws are those of a run that was never interrupted, bit for bit;
+    with `Threads` no draw is lost or doubled, and the log goes on.
+
+    Args:
+        path: the folder of the run. Its configuration is unpickled: resume only what you trust.
+        target: what was sampled. Functions and data are compared with those of before.
+        num_steps: make the run longer.
+        force: go on although the target is another one by now, or the machine rounds otherwise.
+        progress: show progress, on stderr.
+        callbacks: as for `sample`.
+
+    Raises:
+        StoreError: there is no run, another process writes it, or what is on disk is damaged.
+        ArgumentError: the target has changed, or `num_steps` is less than before.
+    """
+    _check_callbacks(callbacks)
+    stored = open_store(path)
+    settings = _settings_of(stored)
+    if num_steps is not None:
+        if check_count("num_steps", num_steps) < settings.num_steps:
+            raise ArgumentError("num_steps", f"is {num_steps}, of a run of {settings.num_steps}", "It can only grow")
+        settings = dataclasses.replace(settings, num_steps=num_steps)
+    job = settings.prepare(target, None, _starts_of(stored))
+    _compare(stored, _description(settings, job, stored.description.get("note", {})), force)
+    with _closing(target):
+        writer, checkpoint = Writer.reopen(path, len(job.kept_steps))
+        if num_steps is not None:
+            writer.describe(
+                _description(settings, job, stored.description.get("note", {}), stored.description["fingerprint"]),
+                _pickled(settings, job),
+            )
+        saved = None if checkpoint.facts.get("fresh") else Saved(checkpoint.leaves, checkpoint.facts)
+        return _carry_out(settings, job, writer, saved, progress, callbacks, "")
+
+
+class Comparison(NamedTuple):
+    """What a replay found. `first` says where draws differ first: chain, draw, step and leaf, or None."""
+
+    draws: int
+    differing: int
+    first: tuple[int, int, int, str] | None
+    largest: float
+    """Largest difference of any number."""
+    same_machine: bool
+
+    @property
+    def agrees(self) -> bool:
+        """Bit for bit on the same machine; elsewhere within what rounding may do to a stable chain."""
+        return self.differing == 0 if self.same_machine else self.largest <= REPLAY_TOLERANCE
+
+    def __str__(self) -> str:
+        """In words."""
+        if self.differing == 0:
+            return f"{self.draws:,} draws are the same, bit for bit"
+        assert self.first is not None
+        chain, draw, step, leaf = self.first
+        where = f"first: chain {chain}, draw {draw} (step {step}), leaf {leaf!r}; largest difference {self.largest:.3g}"
+        tolerance = "" if self.same_machine else f" (another machine than the run's: up to {REPLAY_TOLERANCE:g} is allowed)"
+        return f"{self.differing:,} of {self.draws:,} draws differ; {where}{tolerance}"
+
+
+REPLAY_TOLERANCE = 1e-3
+"""Another processor rounds otherwise, in float32 by 1e-7 a step, and a stable chain forgets it."""
+
+
+def replay(path: str | os.PathLike[str], target: Target, *, force: bool = False, progress: bool = True) -> Comparison:
+    """Carry out a run on disk again, by its log of exchanges, and compare all draws. Nothing on disk changes.
+
+    Args:
+        path: the folder of the run. Its configuration is unpickled: replay only what you trust.
+        target: what was sampled.
+        force: go on although the target is another one by now.
+        progress: show progress, on stderr.
+    """
+    stored = open_store(path)
+    settings = _settings_of(stored)
+    job = settings.prepare(target, None, _starts_of(stored))
+    now = _description(settings, job, {})
+    _compare(stored, now, force, machine=False)
+    compared = _Compared(stored, job, stored.description["machine"] == now["machine"])
+    with _closing(target), progress_display.Display(progress, f"replaying {stored.path}", job.num_steps) as display:
+        if isinstance(settings.engine, Threads):
+            replay_of_threads(job, stored.log(), compared.see)
+        else:
+            recorder = _Replaying(job, compared, display.update)
+            facts = stored.newest_facts()
+            settings.engine.run(job, recorder, Saved([], facts) if "stretches" in facts else None)
+    return compared.result()
+
+
+# -- how a run is carried out ------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What a user asked for, but for the target and the start."""
+
+    dynamics: Dynamics
+    coupling: Coupling
+    engine: Engine
+    chains: int
+    num_steps: int
+    warmup: int
+    thin: int
+    seed: int
+
+    def prepare(self, target: Target, init: Any, starts: Params = None) -> Job:
+        """The checked job."""
+        s = self
+        return prepare(
+            target, init, s.dynamics, s.coupling, s.chains, s.num_steps, s.warmup, s.thin, s.engine, s.seed, starts
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Names and values."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+
+def _chosen_engine() -> tuple[Engine, str]:
+    devices = jax.local_devices()
+    kind = devices[0].platform
+    if kind == "cpu":
+        return Threads(), f"chosen for {os.cpu_count()} cores; hk.Vectorised() is faster for small models"
+    if len(devices) > 1:
+        return Threads(), f"chosen for {len(devices)} {kind} devices"
+    return Vectorised(), f"chosen for one {kind} device"
+
+
+def _check_callbacks(callbacks: Sequence[Callback]) -> None:
+    if callable(callbacks) or not all(callable(callback) for callback in callbacks):
+        raise ArgumentError("callbacks", f"is {callbacks!r}", "Give a list of functions that take a hk.Window")
+
+
+def _carry_out(
+    settings: Settings,
+    job: Job,
+    writer: Writer | None,
+    saved: Saved | None,
+    progress: bool,
+    callbacks: Sequence[Callback],
+    reason: str,
+) -> Run:
+    with progress_display.Display(progress, _headline(job, settings.engine, reason), job.num_steps) as display:
+        recorder = Recorder(job, display.update, callbacks, writer)
+        if saved is not None:
+            recorder.telemetry = Telemetry.of(saved.facts.get("telemetry", {}))
+
+        def run_of(info: dict[str, Any]) -> Run:
+            if writer is None:
+                result = recorder.result(info)
+                return Run(result.draws, result.stats, result.info, settings.as_dict(), job)
+            return _run_of(open_store(writer.path), settings.as_dict(), job, {**info, "telemetry": recorder.telemetry})
+
+        def ended(state: str, info: dict[str, Any]) -> Run:
+            if writer is None:
+                return run_of(info)
+            writer.flush()
+            run = run_of(info)
+            facts = {"telemetry": recorder.telemetry.facts(), "steps": info.get("steps", 0), "summary": run.summary()}
+            writer.tell({**recorder.facts, **facts}, state)
+            writer.close(state)
+            return run_of(info)
+
         try:
-            return run_of(engine.run(job, display.update))
-        except DivergenceError as error:
-            error.run = run_of(error.run)
-            failure = target.close()
-            if failure is None:
+            with _stopping_on_interrupt(recorder, writer) as interrupted:
+                info = settings.engine.run(job, recorder, saved)
+            run = ended("stopped" if recorder.stopping else "finished", info)
+        except (DivergenceError, BatchError, StalledError) as error:
+            failure: Any = job.target.close() or error
+            failure.run = ended("failed", {"steps": getattr(error, "step", 0)})
+            if failure is error:
                 raise
-            failure.run = error.run
             raise failure from failure.__cause__
         finally:
-            target.close()
+            if writer is not None:
+                writer.close("failed")
+    if interrupted:
+        raise Interrupted("stopped at a window" + _how_to_resume(writer), run)
+    return run
 
 
-def _headline(job: Job, engine: Engine) -> str:
+@contextlib.contextmanager
+def _closing(target: Target) -> Iterator[None]:
+    """End what reads ahead, however a run ends."""
+    try:
+        yield
+    finally:
+        target.close()
+
+
+@contextlib.contextmanager
+def _stopping_on_interrupt(recorder: Recorder, writer: Writer | None) -> Iterator[list[bool]]:
+    """Ctrl-C once stops at the next window; twice, now. Tells by a non-empty list that it happened."""
+    pressed: list[bool] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield pressed  # signals are the main thread's
+        return
+
+    def stop(number: int, frame: Any) -> None:
+        if pressed:
+            raise KeyboardInterrupt
+        pressed.append(True)
+        recorder.stop()
+        print("\nstopping at the next window; Ctrl-C again stops now", file=sys.stderr, flush=True)
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _how_to_resume(writer: Writer | None) -> str:
+    if writer is None:
+        return ". The draws until then are in the error's attribute `run`; with store= it could be resumed"
+    return f", with a checkpoint. Go on with hk.resume({str(writer.path)!r}, target), or: hookean resume {writer.path}"
+
+
+def _headline(job: Job, engine: Engine, reason: str) -> str:
     draws, state = job.forecast_bytes()
     return (
         f"{type(job.dynamics).__name__} x {type(job.coupling).__name__}: {job.chains} chains x {job.num_steps:,} "
         f"steps, {job.num_sampled} x {len(job.kept_steps):,} draws kept; "
-        f"{type(engine).__name__}: {engine.summary}\n"
+        f"{type(engine).__name__}: {engine.summary}{f' ({reason})' if reason else ''}\n"
         f"memory: {diagnostics.human_bytes(draws)} for the draws, {diagnostics.human_bytes(state)} for the chains, and "
         "what their gradients need"
     )
 
 
-def prepare(
-    target: Target,
-    init: Any,
-    dynamics: Dynamics,
-    coupling: Coupling,
-    chains: int,
-    num_steps: int,
-    warmup: int,
-    thin: int,
-    engine: Engine,
-    seed: int,
-) -> Job:
-    """Check everything that can be checked without sampling, and put a job together."""
-    kinds: dict[str, tuple[Any, type]] = {
-        "target": (target, Target),
-        "dynamics": (dynamics, Dynamics),
-        "coupling": (coupling, Coupling),
-        "engine": (engine, Engine),
+# -- runs on disk ------------------------------------------------------------------------------------------------------
+
+
+def _create(store: Store, settings: Settings, job: Job) -> Writer:
+    draws, stats = jax.eval_shape(job.empty_draws)
+    one = tree_map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), draws)
+    return Writer.create(
+        store,
+        one,
+        list(stats),
+        job.num_sampled,
+        _description(settings, job, store.note),
+        _pickled(settings, job),
+        [np.asarray(leaf) for leaf in jax.tree.leaves(job.starts)],
+        [],
+        {"fresh": True},
+    )
+
+
+def _pickled(settings: Settings, job: Job) -> bytes:
+    """Settings, and the structure of the parameters; functions by value, for a schedule may be a lambda."""
+    import cloudpickle
+
+    leaves, structure = jax.tree.flatten(job.starts)
+    try:
+        return bytes(cloudpickle.dumps((settings, jax.tree.unflatten(structure, range(len(leaves))))))
+    except Exception as error:
+        raise ArgumentError(
+            "store",
+            f"needs the settings on disk, and they cannot be pickled ({in_one_line(error)})",
+            "Use numbers and functions as settings; no open files, locks or the like",
+        ) from error
+
+
+def _settings_of(stored: Stored) -> Settings:
+    return _unpickled(stored)[0]
+
+
+def _starts_of(stored: Stored) -> Params:
+    positions = _unpickled(stored)[1]
+    leaves = stored.start()
+    return tree_map(lambda i: leaves[i], positions)
+
+
+def _unpickled(stored: Stored) -> tuple[Settings, Params]:
+    import cloudpickle
+
+    try:
+        return cloudpickle.loads(stored.configuration())  # type: ignore[no-any-return]
+    except StoreError:
+        raise
+    except Exception as error:
+        raise StoreError(
+            f"{stored.path}: the configuration cannot be read ({in_one_line(error)}). It was written by hookean "
+            f"{stored.description['versions']['hookean']}, Python {stored.description['versions']['python']}; classes of "
+            "your own must be importable under the names they had."
+        ) from error
+
+
+def _description(
+    settings: Settings, job: Job, note: dict[str, Any], fingerprint: dict[str, str] | None = None
+) -> dict[str, Any]:
+    """What a reader is told of a run, as JSON."""
+    device = jax.local_devices()[0]
+    shown = {name: value for name, value in settings.as_dict().items() if isinstance(value, int)}
+    objects = {name: repr(value) for name, value in settings.as_dict().items() if not isinstance(value, int)}
+    return {
+        "settings": {**objects, **shown, "schedule": dataclasses.asdict(job.coupling.schedule)},
+        "couples_draws": job.coupling.couples_draws,
+        "versions": {
+            "hookean": VERSION,
+            "jax": jax.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        },
+        "machine": {
+            "platform": device.platform,
+            "device": device.device_kind,
+            "devices": len(jax.local_devices()),
+            "processor": platform.machine(),
+            "cores": os.cpu_count(),
+            "host": platform.node(),
+            "jax": jax.__version__,
+        },
+        "parameters": {n: list(leaf.shape[1:]) for n, leaf in zip(leaf_names(job.starts), jax.tree.leaves(job.starts))},
+        "float64": bool(jax.config.jax_enable_x64),  # type: ignore[attr-defined]
+        "fingerprint": job.target.fingerprint(tree_map(lambda leaf: leaf[0], job.starts)) if fingerprint is None else fingerprint,
+        "note": note,
     }
-    for name, (given, kind) in kinds.items():
-        if not isinstance(given, kind):
-            hint = f"{given.__name__} is a class: call it" if isinstance(given, type) else f"Give a {kind.__name__}"
-            raise ArgumentError(name, f"is {given!r}, not a {kind.__name__}", hint)
-    chains, num_steps = check_count("chains", chains), check_count("num_steps", num_steps)
-    warmup, thin = check_count("warmup", warmup, 0), check_count("thin", thin)
-    seed = check_count("seed", seed, 0, 2**32 - 1)
-    if warmup >= num_steps:
-        raise ArgumentError("warmup", f"is {warmup} of {num_steps} steps", "Leave steps after the warm-up for draws")
-    if thin > num_steps - warmup:
-        raise ArgumentError(
-            "thin", f"is {thin}, with {num_steps - warmup} steps after the warm-up", "No draw would be kept: thin less"
-        )
-    start = _shape_of_start(init)
-    if sum(leaf.size for leaf in jax.tree.leaves(start)) == 0:
-        raise ArgumentError("init", "has no parameters", "Give a pytree of arrays, or a function key -> pytree")
-    target.check(start)
-    dynamics = dynamics.bind(warmup, target.num_examples)
-    dynamics.check(num_steps)
-    _check_step(dynamics, start)
-    engine.check(chains)
-    coupling = coupling.bind(warmup)
-    if len(coupling.schedule.kept_steps(num_steps, warmup, thin)) == 0:
-        raise ArgumentError("schedule", "lets no draw be kept", "Thin less, or make the free part of a cycle longer")
-    coupling.check(dynamics, chains, num_steps)
-    key = jax.random.key(seed)
-    job = Job(target, dynamics, coupling, _starts(init, key, chains), chains, num_steps, warmup, thin, key)
-    _warn_of_coupled_draws(job)
-    _warn_if_unstable(job)
-    return job
 
 
-def _is_function(init: Any) -> bool:
-    return callable(init) and jax.tree_util.all_leaves([init])
-
-
-def _shape_of_start(init: Any) -> Params:
-    """Shapes and types of one chain's parameters, if possible without computing anything."""
-    if not _is_function(init):
-        return tree_map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), _checked_start(init))
-    try:
-        return jax.eval_shape(init, jax.eval_shape(lambda: jax.random.key(0)))
-    except Exception:  # a function that needs a real key
-        return tree_map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), _start(init, jax.random.key(0), 0))
-
-
-def _start(init: Callable[[jax.Array], Params], key: jax.Array, chain: int) -> Params:
-    """What a user's function gives for one chain."""
-    try:
-        start = init(stream_key(key, Stream.START, chain))
-    except Exception as error:
-        raise ArgumentError(
-            "init", f"failed ({in_one_line(error)})", "Give a pytree of parameters, or a function key -> pytree"
-        ) from error
-    return _checked_start(start, f" of chain {chain}")
-
-
-def _checked_start(start: Any, whose: str = "") -> Params:
-    """A start as NumPy arrays of JAX's types, finite."""
-
-    def array(leaf: Any) -> np.ndarray:
-        wanted = np.asarray(leaf)
-        if not jnp.issubdtype(wanted.dtype, jnp.number) and wanted.dtype != bool:
-            raise ArgumentError(
-                "init", f"has a {type(leaf).__name__} among its leaves", "Give a pytree of floating-point arrays"
-            )
-        with np.errstate(over="ignore"):
-            return wanted.astype(jax.dtypes.canonicalize_dtype(wanted.dtype))
-
-    arrays = tree_map(array, start)
-    culprit = not_finite(arrays)
-    if culprit is not None:
-        raise ArgumentError("init", f"has NaN or Inf in leaf {culprit!r}{whose}", "Start from finite values")
-    return arrays
-
-
-def _starts(init: Any, key: jax.Array, chains: int) -> Params:
-    """One start per chain, stacked."""
-    if not _is_function(init):
-        return tree_map(lambda leaf: jnp.asarray(np.broadcast_to(leaf, (chains, *leaf.shape))), _checked_start(init))
-    each = [_start(init, key, chain) for chain in range(chains)]
-    kinds = [tree_map(lambda leaf: (leaf.shape, leaf.dtype), start) for start in each]
-    if any(kind != kinds[0] for kind in kinds):
-        raise ArgumentError(
-            "init", "gives pytrees of different structure or shapes", "Always return the same for all keys"
-        )
-    return tree_map(lambda *leaves: jnp.asarray(np.stack(leaves)), *each)
-
-
-def _check_step(dynamics: Dynamics, start: Params) -> None:
-    """Refuse a dynamics that cannot step on such parameters, or that changes their shapes."""
-
-    def once(position: Params, key: jax.Array) -> tuple[Any, Any]:
-        state = dynamics.init(position, Noise(key))
-        step = jnp.zeros((), jnp.int32)
-        return state, dynamics.step(state, position, Noise(key), step, lambda vector: vector)
-
-    name, remedy = type(dynamics).__name__, "Settings that are pytrees, such as mass=, must be like the parameters"
-    try:
-        before, after = jax.eval_shape(once, start, jax.eval_shape(lambda: jax.random.key(0)))
-    except Exception as error:
-        raise ArgumentError(
-            "dynamics", f"{name} cannot step on these parameters ({in_one_line(error)})", remedy
-        ) from error
-    if not same_structure(before, after):
-        raise ArgumentError("dynamics", f"{name} changes the structure of its state in a step", remedy)
-    for leaf, old, new in zip(leaf_names(before), jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
-        if (old.shape, old.dtype) != (new.shape, new.dtype):
-            change = f"{old.dtype}{list(old.shape)} into {new.dtype}{list(new.shape)}"
-            raise ArgumentError("dynamics", f"a step of {name} turns leaf {leaf!r} from {change}", remedy)
-
-
-def _warn_of_coupled_draws(job: Job) -> None:
-    schedule = job.coupling.schedule
-    if schedule.kind == "release" and schedule.draws_are_coupled:
-        assert schedule.period is not None
+def _compare(stored: Stored, now: dict[str, Any], force: bool, machine: bool = True) -> None:
+    """Refuse to go on with another target than the run's, unless forced."""
+    then = stored.description
+    if then["float64"] != now["float64"]:
+        state = "on" if then["float64"] else "off"
+        raise ArgumentError("jax_enable_x64", f"was {state} when {stored.path} was made", f"Turn it {state}")
+    changed = [name for name, value in now["fingerprint"].items() if then["fingerprint"].get(name) != value]
+    if changed:
+        why = f"; JAX was {then['versions']['jax']} and is {jax.__version__}, which may be why" if (
+            then["versions"]["jax"] != jax.__version__ and "data" not in changed
+        ) else ""
+        message = f"is not the one that {stored.path} was made with: another {' and '.join(changed)}{why}"
+        if not force:
+            raise ArgumentError("target", message, "Give the old one, or say force=True (--force) if this is meant")
+        warnings.warn(f"target: {message}; going on, as asked", HookeanWarning, stacklevel=3)
+    if machine and then["machine"] != now["machine"]:
         warnings.warn(
-            f"schedule: the chains are let go at step {schedule.end * schedule.period:g}, but draws are kept from step "
-            f"{job.warmup} on. The first ones are coupled: take a longer warmup, or a release() that ends within it.",
+            f"{stored.path} was made on {_in_words(then['machine'])} and goes on on {_in_words(now['machine'])}: draws "
+            "will differ from those of an uninterrupted run by rounding",
             HookeanWarning,
-            stacklevel=4,
+            stacklevel=3,
         )
 
 
-def _warn_if_unstable(job: Job) -> None:
-    """Measure the sharpest curvature at the start, where the dynamics can say beforehand that it will not stand it."""
-    limit = job.dynamics.stability_limit()
-    if limit is None:
-        return
-    sharpest = diagnostics.sharpest_curvature(job)
-    springs = float(job.coupling.spring(0, job.chains))
-    if sharpest + springs >= limit:
-        warnings.warn(
-            f"dynamics: {type(job.dynamics).__name__} in this order explodes where the curvature reaches friction / "
-            f"step_size = {limit:.3g}, and at the start it is {sharpest + springs:.3g} ({sharpest:.3g} measured, "
-            f"{springs:.3g} springs). "
-            f'Take integrator="semi_implicit", or a step_size below {limit / (sharpest + springs):.2g} of this one.',
-            HookeanWarning,
-            stacklevel=4,
-        )
+def _in_words(machine: dict[str, Any]) -> str:
+    return f"{machine['devices']} x {machine['device']} ({machine['host']}, JAX {machine['jax']})"
 
 
-__all__ = ["Run", "sample"]
+def _run_of(stored: Stored, config: dict[str, Any], job: Job | None, info: dict[str, Any] | None = None) -> Run:
+    facts = stored.progress["facts"]
+    found = {"steps": facts.get("steps", facts.get("step", 0)), **facts, **(info or {})}
+    return Run(stored.draws, stored.stats, found, config, job, stored)
+
+
+# -- comparing with a run on disk --------------------------------------------------------------------------------------
+
+
+class _Compared:
+    """Draws beside those of a store."""
+
+    def __init__(self, stored: Stored, job: Job, same_machine: bool) -> None:
+        self.stored, self.job, self.same_machine = stored, job, same_machine
+        self.counts = list(stored.progress["draws"])
+        self.found: dict[tuple[int, int], tuple[str, float] | None] = {}
+        self.names = leaf_names(job.starts)
+
+    @property
+    def complete(self) -> bool:
+        return len(self.found) >= sum(self.counts)
+
+    def see(self, chain: int, draw: int, position: Params, stats: Any) -> None:
+        """Compare one draw; of those that a worker gave twice, the last counts."""
+        if draw >= self.counts[chain]:
+            return
+        worst: tuple[str, float] | None = None
+        pairs = zip(self.names, jax.tree.leaves(self.stored.draws), jax.tree.leaves(position), strict=True)
+        for name, on_disk, leaf in pairs:
+            kept = np.asarray(on_disk[chain, draw])
+            again = np.asarray(leaf).astype(kept.dtype)
+            if kept.tobytes() != again.tobytes():
+                off = np.max(np.abs(kept.astype(float) - again.astype(float)), initial=0.0)
+                if worst is None or not off <= worst[1]:
+                    worst = name, float(off)
+        self.found[chain, draw] = worst
+
+    def result(self) -> Comparison:
+        off = {place: worst for place, worst in self.found.items() if worst is not None}
+        first = None
+        if off:
+            chain, draw = min(off, key=lambda place: (place[1], place[0]))
+            first = chain, draw, int(self.job.kept_steps[draw]), off[chain, draw][0]
+        largest = max((worst[1] for worst in off.values()), default=0.0)
+        return Comparison(len(self.found), len(off), first, largest, self.same_machine)
+
+
+class _Replaying(Recorder):
+    """Compares in place of keeping."""
+
+    def __init__(self, job: Job, compared: _Compared, watch: Any) -> None:
+        super().__init__(job, watch, writer=None, keeps=False)
+        self.compared = compared
+
+    def keep(self, chain: int, first: int, draws: Params, stats: dict[str, np.ndarray]) -> None:
+        for i in range(len(next(iter(stats.values())))):
+            self.compared.see(chain, first + i, tree_map(lambda leaf, i=i: leaf[i], draws), None)
+        self.stopping = self.stopping or (chain == self.job.num_sampled - 1 and self.compared.complete)
+
+
+__all__ = ["Comparison", "Run", "load", "replay", "resume", "sample"]

@@ -214,7 +214,7 @@ def _spread(job: Job, result: Result, stats: dict[str, np.ndarray], temperature:
     words = []
     there = np.flatnonzero(np.isfinite(stats["potential"][0]))
     if job.coupling.couples_draws and len(there) > 0:
-        last = tree_map(lambda leaf: jnp.asarray(leaf)[0, there[-1]], result.draws)
+        last = tree_map(lambda leaf: jnp.asarray(leaf[0, int(there[-1])]), result.draws)
         expected = expected_shrinkage(job, last)
         words.append(
             "no law is claimed"

@@ -79,10 +79,13 @@ class Recorder:
         watch: Callable[[Progress], None] | None = None,
         callbacks: Sequence[Callback] = (),
         writer: Writer | None = None,
+        keeps: bool = True,
     ) -> None:
-        """Make room: in memory for all draws if there is no `writer`."""
+        """Make room: in memory for all draws if there is no `writer` and they are to be kept."""
         self.job, self.writer, self.callbacks = job, writer, tuple(callbacks)
         self.telemetry = Telemetry()
+        self.facts: dict[str, Any] = {}
+        """What was last said of the run, for those who look at its store."""
         self.stopping = False
         self.requests: list[tuple[str, int]] | None = None
         """What callbacks asked for, where the engine can do it: ("add", -1) or ("remove", chain)."""
@@ -91,7 +94,7 @@ class Recorder:
         self._draws: Params = None
         self._stats: dict[str, np.ndarray] = {}
         self._filled = 0
-        if writer is None:
+        if writer is None and keeps:
             draws, stats = jax.eval_shape(job.empty_draws)
             self._draws = tree_map(lambda leaf: np.full(leaf.shape, np.nan, leaf.dtype), draws)
             self._stats = {name: np.full(leaf.shape, np.nan, leaf.dtype) for name, leaf in stats.items()}
@@ -131,7 +134,8 @@ class Recorder:
                 for callback in self.callbacks:
                     callback(window)
         if self.writer is not None:
-            self.writer.tell({**progress._asdict(), "telemetry": self.telemetry.facts()})
+            self.facts = {**progress._asdict(), "telemetry": self.telemetry.facts()}
+            self.writer.tell(self.facts)
             if self.writer.checkpoint_due():
                 self.save(snapshot())
             elif self.writer.due():

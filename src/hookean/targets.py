@@ -8,6 +8,7 @@ The factor N / |B| is the library's own: a user gives the log-likelihood of each
 
 from __future__ import annotations
 
+import hashlib
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -158,6 +159,17 @@ class Target:
             return self.data
         chosen = np.linspace(0, self.num_examples - 1, most).astype(int)
         return tree_map(lambda leaf: leaf[chosen], self.data)
+
+    def fingerprint(self, position: Params) -> dict[str, str]:
+        """Hashes of what the functions compute and of the data, by which another target is noticed."""
+        rows = self.data if self._stream is None else self._stream.first
+        shapes = tree_map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (position, rows))
+        program = jax.jit(self.potential).lower(*shapes).as_text()
+        data = hashlib.sha256(repr((self.num_examples, self.batch_size, self.batching)).encode())
+        for name, leaf in zip(leaf_names(rows, "data"), jax.tree.leaves(rows), strict=True):
+            data.update(f"{name} {leaf.dtype} {leaf.shape}".encode())
+            data.update(np.ascontiguousarray(np.asarray(leaf)).view(np.uint8).data)
+        return {"functions": hashlib.sha256(program.encode()).hexdigest(), "data": data.hexdigest()}
 
     def close(self) -> BatchError | None:
         """End what reads ahead for a run; says what went wrong in reading, if anything did."""

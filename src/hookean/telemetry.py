@@ -72,7 +72,17 @@ class Telemetry:
 
     def faults(self) -> dict[str, int]:
         """What went wrong, by name; only what did."""
-        names = ("lost", "duplicates", "fenced", "refused", "resyncs", "rolled_back", "rebuilds", "restarts", "evictions")
+        names = (
+            "lost",
+            "duplicates",
+            "fenced",
+            "refused",
+            "resyncs",
+            "rolled_back",
+            "rebuilds",
+            "restarts",
+            "evictions",
+        )
         return {name: getattr(self, name) for name in names if getattr(self, name)}
 
 

@@ -103,7 +103,9 @@ class Centre:
         self.events: list[Event] = []
         self.draws: list[Due] = []
         self._key = pieces.key_of(0)
-        self._draw_at = {int(step): i for i, step in enumerate(job.kept_steps)} if job.coupling.server_owns_chain else {}
+        self._draw_at = (
+            {int(step): i for i, step in enumerate(job.kept_steps)} if job.coupling.server_owns_chain else {}
+        )
         self._written: dict[str, Any] = {}
         self.write_down()
 

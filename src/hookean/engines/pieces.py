@@ -62,7 +62,7 @@ class Pieces:
         self.join = jax.jit(job.coupling.join)
         self.leave = jax.jit(job.coupling.leave)
         self.payload = jax.jit(job.coupling.payload)
-        self.heat = jax.jit(lambda worker: job.roles[0].kinetic_temperature(worker.state))
+        self.heat = jax.jit(lambda owner: job.roles[0].kinetic_temperature(owner.state))
         self.copy = jax.jit(lambda centre: centre.copy())
         self.measure_server = jax.jit(job.measure_server)
         self.is_finite = jax.jit(_is_finite)

@@ -88,6 +88,7 @@ class Simulated(Engine):
     def run(self, job: Job, recorder: Recorder, saved: Saved | None = None) -> dict[str, Any]:
         """Draw up the log, then execute it, stretch after stretch."""
         facts = {"stretches": [], "done": 0} if saved is None else saved.facts
+        done = facts["done"] if saved is not None and saved.leaves else 0
         ends = [*(end for end in facts["stretches"] if end < job.num_steps), job.num_steps]
         logs = [self._log(job, start, end) for start, end in zip([0, *ends], ends, strict=False)]
         log = [event for part in logs for event in part]
@@ -96,13 +97,13 @@ class Simulated(Engine):
         def opening(boxes: int, restores: bool) -> Callable[..., Carry]:
             return lambda key, starts: _open(dataclasses.replace(job, key=key, starts=starts), boxes, restores)
 
-        if saved is None:
+        if saved is None or not saved.leaves:
             carry = jax.jit(opening(boxes, restores))(job.key, job.starts)
         else:
             shapes = jax.eval_shape(opening(facts["boxes"], facts["restores"]), job.key, job.starts)
             carry = _widened(tree_map(jnp.asarray, saved.like(shapes)), boxes, restores)
         kept = {"stretches": ends, "boxes": boxes, "restores": restores}
-        carry = execute(job, log, recorder, carry, facts["done"], kept)
+        carry = execute(job, log, recorder, carry, done, kept)
         return {
             "steps": int(jnp.max(carry.steps)),
             "final": (carry.workers, carry.centre),
@@ -147,7 +148,9 @@ def execute(
 ) -> Carry:
     """Run the events of `log` from `done` on, in their order. `facts` go into checkpoints."""
     kinds = sorted({event.kind for event in log})
-    numbers = {name: np.array([getattr(event, name) for event in log], np.int32) for name in (*Columns._fields[:3], "box")}
+    numbers = {
+        name: np.array([getattr(event, name) for event in log], np.int32) for name in (*Columns._fields[:3], "box")
+    }
     draws = np.array([event.draw for event in log], np.int32)
     keeps = draws >= 0
     capacity = buffered_draws(job) * job.num_sampled
@@ -188,7 +191,7 @@ def execute(
 
 
 def _hand_over(job: Job, recorder: Recorder, room: Room, events: Sequence[Event], unbroken_only: bool) -> None:
-    """Draws of `events`, in the order of the slots; of a piece in which a chain broke, those that were still written."""
+    """Draws of `events`, by slot; where a chain broke on the way, those that were still written."""
     kept = [(0 if job.coupling.server_owns_chain else e.worker, e.draw) for e in events if e.draw >= 0]
     if not kept:
         return
@@ -302,7 +305,7 @@ def _run(
 
 
 def _take(carry: Carry, event: Columns) -> Desk:
-    """Of the whole, what `event` can touch. (Where it names no worker or box, the last, which is put back as it is.)"""
+    """Of the whole, what `event` can touch. Where it names no worker or box: the last, put back as it is."""
     who = row((carry.workers, carry.steps, carry.seen, carry.saved), event.worker)
     return Desk(*who, carry.centre, *row((carry.reports, carry.copies), event.box))
 

@@ -24,11 +24,11 @@ from hookean.coupling import Worker
 from hookean.engines.base import Engine, diverged
 from hookean.engines.centre import Centre, Message, Reply, Status
 from hookean.engines.faults import Carrier, Faults, Faulty, MessageLost, Strikes
-from hookean.engines.pieces import LONGEST_WINDOW, Pieces, Place
+from hookean.engines.pieces import Pieces, Place
 from hookean.exchange import Event, Kind
 from hookean.job import Job, Progress
 from hookean.recorder import Recorder, Saved, Snapshot, Window
-from hookean.tree import row, tree_map
+from hookean.tree import tree_map
 from hookean.types import (
     ArgumentError,
     BatchError,
@@ -277,8 +277,10 @@ class _Floor:
         now = time.monotonic()
         if now - self.measured > SECONDS_BETWEEN_MEASUREMENTS:
             self.measured = now
-            self.heat = [float(self.pieces.heat(place.worker)) for place in snapshot.state[0]]
-            self.potentials = [float(place.seen.potential) for place in snapshot.state[0]]
+            places, centre = snapshot.state
+            served = self.job.coupling.server_owns_chain
+            self.heat = [float(self.pieces.heat(centre if served else place.worker)) for place in places]
+            self.potentials = [float(place.seen.potential) for place in places]
         running = [i for i, begun in enumerate(self.begun) if begun]
 
         def mean(values: list[float]) -> float:
@@ -317,8 +319,8 @@ class _Floor:
         if now - self.last_progress > self.engine.patience and self.failure is None:
             slow = ", ".join(f"chain {i} at step {self.steps[i]}" for i, t in self.threads.items() if t.is_alive())
             raise StalledError(
-                    f"no worker has finished a window for {self.engine.patience:g} s ({slow}). A likelihood or a reader "
-                    "of batches may hang; if windows really take so long, give hk.Threads(patience=...) more"
+                f"no worker has finished a window for {self.engine.patience:g} s ({slow}). A likelihood or a reader "
+                "of batches may hang; if windows really take so long, give hk.Threads(patience=...) more"
             )
 
     def start(self, chain: int) -> None:

@@ -50,6 +50,7 @@ class Store:
         checkpoint_seconds: how often to save what is needed to resume.
         flush_seconds: how often to write new draws.
         keep_checkpoints: how many checkpoints to keep; with two, one may be damaged.
+        note: anything to be remembered with the run, as JSON.
     """
 
     path: str | os.PathLike[str]
@@ -58,6 +59,7 @@ class Store:
     checkpoint_seconds: float = 60.0
     flush_seconds: float = 2.0
     keep_checkpoints: int = 2
+    note: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def check(self) -> None:
         """Refuse a store that could not be made, without making anything."""

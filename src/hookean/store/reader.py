@@ -111,6 +111,10 @@ class Stored:
         """Leaves of the starts."""
         return read_arrays(self.path / "start.npz")[0]
 
+    def newest_facts(self) -> dict[str, Any]:
+        """The facts of the newest checkpoint."""
+        return newest_checkpoint(self.path, self._about["chains"]).facts
+
     def configuration(self) -> bytes:
         """What resuming needs, pickled. Unpickling runs code: do so only with a run that you trust."""
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import shutil
 import socket
@@ -186,6 +187,15 @@ class Writer:
             os.close(lock)
             raise
         return writer, checkpoint
+
+    def describe(self, description: dict[str, Any], configuration: bytes) -> None:
+        """Change what a reader is told of the run, and what resuming needs."""
+        import zarr
+
+        with self._disk, self._writing():
+            replace_file(self.path / "configuration.pkl", lambda file: file.write(configuration))
+            self._about["description"] = json.loads(to_json(description))
+            zarr.open_group(self.path, mode="r+").update_attributes({"hookean": self._about})
 
     def keep(self, chain: int, first: int, draws: Params, stats: dict[str, Any]) -> None:
         """Take draws [m, ...] of a chain, the first of which has the index `first`, with their statistics [m].
