@@ -48,7 +48,7 @@ class Store:
         dtype: type of the draws on disk. Checkpoints keep every bit whatever it is.
         overwrite: replace an older run at `path` (nothing else is ever replaced).
         checkpoint_seconds: how often to save what is needed to resume.
-        flush_seconds: how often to write new draws.
+        flush_seconds: how often to write new draws; more rarely where that would take a tenth of all time.
         keep_checkpoints: how many checkpoints to keep; with two, one may be damaged.
     """
 
