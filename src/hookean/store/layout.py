@@ -199,7 +199,7 @@ def save_arrays(path: Path, arrays: Sequence[Any], about: dict[str, Any]) -> Non
 def read_arrays(path: Path) -> tuple[list[np.ndarray], dict[str, Any]]:
     """What `save_arrays` saved, or a StoreError: every byte is under a checksum."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
             about = json.loads(file["about"].tobytes())
             arrays = []
             for i, name in enumerate(about["dtypes"]):
