@@ -48,7 +48,7 @@ class Store:
         dtype: type of the draws on disk. Checkpoints keep every bit whatever it is.
         overwrite: replace an older run at `path` (nothing else is ever replaced).
         checkpoint_seconds: how often to save what is needed to resume.
-        flush_seconds: how often to write new draws.
+        flush_seconds: how often to write new draws; more rarely where that would take a tenth of all time.
         keep_checkpoints: how many checkpoints to keep; with two, one may be damaged.
         note: anything to be remembered with the run, as JSON.
     """
@@ -201,7 +201,7 @@ def save_arrays(path: Path, arrays: Sequence[Any], about: dict[str, Any]) -> Non
 def read_arrays(path: Path) -> tuple[list[np.ndarray], dict[str, Any]]:
     """What `save_arrays` saved, or a StoreError: every byte is under a checksum."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
             about = json.loads(file["about"].tobytes())
             arrays = []
             for i, name in enumerate(about["dtypes"]):

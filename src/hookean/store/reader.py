@@ -55,13 +55,13 @@ class Stored:
         self.refresh()
         reader, disk = draw_dtypes(self._about["dtype"])
         leaves = [
-            Lazy(self, f"draws/{leaf['path']}", f"leaf {leaf['name']!r}", tuple(leaf["shape"]), reader, disk)
+            Lazy(self, f"draws/{leaf['path']}", f"leaf {leaf['name']!r}, draws", tuple(leaf["shape"]), reader, disk)
             for leaf in self._about["leaves"]
         ]
         self.draws: Params = rebuild(self._about["skeleton"], leaves)
         single = np.dtype(np.float32)
         self.stats = {
-            name: Lazy(self, f"stats/{name}", f"statistic {name!r}", (), single, single)
+            name: Lazy(self, f"stats/{name}", f"statistic {name!r}, draws", (), single, single)
             for name in self._about["stats"]
         }
 
@@ -97,8 +97,10 @@ class Stored:
         rows, turned = (rows, False) if rows.step > 0 else (rows[::-1], True)
         names = self._about["columns"]
         try:
-            events = _read(self.path / "log/events", "the log", rows, [range(len(names))], (len(names),), "int32")
-            times = _read(self.path / "log/times", "the log's times", rows, [], (), "float64")
+            events = _read(
+                self.path / "log/events", "the log, events", rows, [range(len(names))], (len(names),), "int32"
+            )
+            times = _read(self.path / "log/times", "the log's times, events", rows, [], (), "float64")
         except _Damage as error:
             raise StoreError(f"{self.path}: {error}") from error.__cause__
         found = []
@@ -180,7 +182,7 @@ class Lazy:
         return array if dtype is None else array.astype(dtype, copy=False)
 
     def __repr__(self) -> str:
-        return f"<{self._what} of {self._stored.path}: {self.dtype}{list(self.shape)}>"
+        return f"<{self._what} on disk: {self.dtype}{list(self.shape)}>"
 
 
 class _Damage(Exception):
@@ -214,16 +216,14 @@ def _read(
     except Exception as error:  # Zarr has no one kind of error for it
         failure = error
     for chunk in chunks.tolist():  # which one is it?
-        where = f"{what}, draws {chunk * per_chunk} to {(chunk + 1) * per_chunk - 1}".replace(
-            "log, draws", "log, events"
-        )
+        where = f"{what} {chunk * per_chunk} to {min((chunk + 1) * per_chunk, array.shape[0]) - 1}"
         if not folder.joinpath("c", str(chunk), *["0"] * len(tail)).is_file():
             raise _Damage(f"{where}: the chunk is missing")
         try:
             pick(range(chunk * per_chunk, min((chunk + 1) * per_chunk, array.shape[0])))
         except Exception as error:
             raise _Damage(f"{where}: the chunk is damaged ({in_one_line(error)})") from error
-    raise _Damage(f"{what}, draws {rows[0]} to {rows[-1]}: cannot be read ({failure})") from failure
+    raise _Damage(f"{what} {rows[0]} to {rows[-1]}: cannot be read ({failure})") from failure
 
 
 def _selection(positions: Positions) -> slice | np.ndarray:

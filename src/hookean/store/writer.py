@@ -44,13 +44,11 @@ from hookean.store.layout import (
 from hookean.tree import leaf_names
 from hookean.types import Params, StoreError, in_one_line
 
-CHUNK_BYTES = 4 * 2**20
-"""A chunk is what is rewritten when a row is added to it, and one file."""
+CHUNK_BYTES = 2**20
+"""A chunk is one file, and is rewritten whole when rows are added to it: neither too small nor too large."""
 
-CHUNK_ROWS = 1024
-"""Chunks of tiny rows: short, since a whole one is written for every few rows; but a run may be resumed for longer."""
-
-LOG_ROWS = 65536
+CHUNK_ROWS = (1024, 16384)
+"""A run may be resumed for longer, hence not fewer than draws; and chunks of tiny rows need not be large."""
 
 BUFFER_BYTES = 256 * 2**20
 """More than this does not wait for the next flush."""
@@ -90,6 +88,7 @@ class Writer:
         self._failure: StoreError | None = None
         self._buffer, self._disk = threading.Lock(), threading.RLock()
         self._flushed = self._checkpointed = time.monotonic()
+        self._seconds = 0.0  # what the last flush took
 
     @classmethod
     def create(
@@ -180,8 +179,8 @@ class Writer:
             with writer._writing():
                 for partial in path.rglob("*.partial"):
                     partial.unlink()
-                writer._publish()
                 writer._undo(checkpoint)
+                writer._publish()
                 writer._extend(max(num_draws or 0, about["num_draws"]))
         except BaseException:
             os.close(lock)
@@ -238,7 +237,8 @@ class Writer:
 
     def due(self) -> bool:
         """Whether it is time to flush."""
-        return self._waiting > BUFFER_BYTES or time.monotonic() - self._flushed >= self._store.flush_seconds
+        pause = max(self._store.flush_seconds, 9 * self._seconds)
+        return self._waiting > BUFFER_BYTES or time.monotonic() - self._flushed >= pause
 
     def checkpoint_due(self) -> bool:
         """Whether it is time for a checkpoint."""
@@ -247,6 +247,7 @@ class Writer:
     def flush(self) -> None:
         """Write all rows that were taken, then count them."""
         with self._disk, self._writing():
+            began = time.monotonic()
             with self._buffer:
                 rows, self._rows, self._waiting = self._rows, [], 0
                 events, self._events = self._events, []
@@ -254,6 +255,7 @@ class Writer:
             self._write_log(events)
             self._publish()
             self._flushed = time.monotonic()
+            self._seconds = self._flushed - began
 
     def checkpoint(self, leaves: list[np.ndarray], facts: dict[str, Any]) -> None:
         """Flush, and save what is needed to go on from here."""
@@ -294,9 +296,9 @@ class Writer:
             raise self._failure
         try:
             yield
-        except StoreError:
-            raise
         except Exception as error:  # Zarr has its own for a damaged chunk that is to be added to
+            if error is self._failure:  # of a flush within a checkpoint
+                raise
             counts = f"{min(self._counts)} to {max(self._counts)}" if self._counts else "no"
             self._failure = StoreError(
                 f"{self.path} could not be written ({in_one_line(error)}). Safe on disk: {counts} draws a chain, and "
@@ -336,10 +338,13 @@ class Writer:
         if not rows.size:
             return
         array = self._array(folder)
-        array[first : first + len(rows)] = rows
         per_chunk, rest = array.chunks[0], ["0"] * (rows.ndim - 1)
-        for chunk in range(first // per_chunk, (first + len(rows) - 1) // per_chunk + 1):
-            self._written.add(self.path.joinpath(folder, "c", str(chunk), *rest))
+        chunks = range(first // per_chunk, (first + len(rows) - 1) // per_chunk + 1)
+        files = [self.path.joinpath(folder, "c", str(chunk), *rest) for chunk in chunks]
+        if first % per_chunk and not files[0].exists():  # Zarr would take the rows before these for NaN
+            raise StoreError(f"{files[0]} is missing: rows {chunks[0] * per_chunk} to {first - 1} are lost")
+        array[first : first + len(rows)] = rows
+        self._written.update(files)
 
     def _write_rows(self, runs: list[_Rows]) -> None:
         lowest = list(self._counts)
@@ -348,14 +353,14 @@ class Writer:
         for chain, first in enumerate(lowest):
             if first < self._safe[chain]:
                 self._save_undo(chain, first)
-        if lowest != self._counts:  # while they are overwritten they do not count
-            highest, self._counts = self._counts, lowest
+        counts, self._counts = self._counts, lowest
+        if lowest != counts:  # what is being overwritten does not count
             self._publish()
-            self._counts = highest
         for run in runs:
             for folder, column in zip(self._folders, run.columns, strict=True):
                 self._write(f"{chain_name(run.chain)}/{folder}", run.first, column)
-            self._counts[run.chain] = max(self._counts[run.chain], run.end)
+            counts[run.chain] = max(counts[run.chain], run.end)
+        self._counts = counts
 
     def _write_log(self, events: list[Event]) -> None:
         if not events:
@@ -387,11 +392,16 @@ class Writer:
         """Put back what was overwritten since the checkpoint, the last first, and drop damaged newer ones."""
         folder = self.path / "checkpoints"
         undos = [p for p in sorted(folder.glob("undo_*.npz")) if int(p.stem.split("_")[1]) >= checkpoint.number]
-        for file in reversed(undos):
-            columns, about = read_arrays(file)
+        saved = [read_arrays(file) for file in reversed(undos)]
+        for _, about in saved:
+            self._counts[about["chain"]] = min(self._counts[about["chain"]], about["first"])
+        if saved:
+            self._publish()
+        for columns, about in saved:
             for name, column in zip(self._folders, columns, strict=True):
                 self._write(f"{chain_name(about['chain'])}/{name}", about["first"], column)
         self._sync_written()
+        self._counts = list(checkpoint.draws)
         for file in [p for p in folder.glob("[0-9]*.npz") if int(p.stem) > checkpoint.number] + undos[::-1]:
             file.unlink()
 
@@ -426,7 +436,7 @@ def _build(path: Path, about: dict[str, Any]) -> None:
         )
 
     num_draws = about["num_draws"]
-    most = max(num_draws, CHUNK_ROWS)
+    most = min(max(num_draws, CHUNK_ROWS[0]), CHUNK_ROWS[1])
     dtype = draw_dtypes(about["dtype"])[1]
     first = chain_name(0)
     for leaf in about["leaves"]:
@@ -435,11 +445,11 @@ def _build(path: Path, about: dict[str, Any]) -> None:
         fill = BFLOAT16_NAN if about["dtype"] == "bfloat16" else np.nan
         array(f"{first}/draws/{leaf['path']}", (num_draws, *leaf["shape"]), rows, dtype, fill)
     for name in about["stats"]:
-        array(f"{first}/stats/{name}", (num_draws,), min(most, CHUNK_BYTES // 4), np.float32, np.nan)
+        array(f"{first}/stats/{name}", (num_draws,), most, np.float32, np.nan)
     for chain in range(1, about["chains"]):
         shutil.copytree(path / first, path / chain_name(chain))
-    array("log/events", (0, len(COLUMNS)), LOG_ROWS, np.int32, -1)
-    array("log/times", (0,), LOG_ROWS, np.float64, np.nan)
+    array("log/events", (0, len(COLUMNS)), CHUNK_ROWS[1], np.int32, -1)
+    array("log/times", (0,), CHUNK_ROWS[1], np.float64, np.nan)
     (path / "checkpoints").mkdir()
 
 
