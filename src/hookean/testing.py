@@ -538,8 +538,8 @@ def checks_of(plugin: type[Dynamics] | type[Coupling]) -> list[Callable[[], None
             left_out = {_runs_have_the_exact_law} if coupling.optimises else set()
             if coupling.covariance(1.0, 3, 1.0) is None:  # no law is claimed
                 left_out |= {_has_the_stated_law}
-            checks = [check for check in _COUPLING_CHECKS if check not in left_out]
-            found += [_named(check, coupling, f"{plugin.__name__}[{index}]") for check in checks]
+            kept = [check for check in _COUPLING_CHECKS if check not in left_out]
+            found += [_named(check, coupling, f"{plugin.__name__}[{index}]") for check in kept]
     return found
 
 
