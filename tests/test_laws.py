@@ -350,7 +350,7 @@ def test_masses_adapt_as_the_equations_say(subtract_noise: bool) -> None:
     ids=["uncoupled", "printed", "sde", "chain", "derived"],
 )
 def test_the_table_of_stationary_variances(coupling: Any, variance: float, covariance: float) -> None:
-    """N(0, 1), K = 4, alpha = 1, eps = 0.01, V = C = M = T = 1, explicit order. No sampling: exact to the digits shown."""
+    """N(0, 1), K = 4, alpha = 1, eps = 0.01, V = C = M = T = 1, explicit order. No sampling: the digits shown."""
     dynamics = hk.SGHMC(0.01, 1.0, integrator="explicit")
     law = linear_system(dynamics, coupling, 1.0, 4).stationary()
     np.testing.assert_allclose(law, np.where(np.eye(4), variance, covariance), atol=5.1e-5)

@@ -2,7 +2,7 @@
 
 An entry of DEFECTS is one such mistake: the exact text that is replaced, and the fewest tests that must notice. They
 run in a process of their own that imports the copy, must fail by an assertion (not by an error on the way), and must
-pass on a copy without the mistake. About 6 seconds an entry, most of it start-up and compilation.
+pass on a copy without the mistake. About 4 seconds an entry, most of it start-up and compilation.
 
 The second half plants mistakes into dynamics and couplings such as users write: `hookean.testing.checks_of` must
 notice them by itself.

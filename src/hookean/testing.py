@@ -417,7 +417,7 @@ def _has_the_stated_law(coupling: Coupling) -> None:
         tried += 1
         laws = [_stationary(d, coupling, stiffness, chains) for d in (coarse, fine)]
         who = f"{type(fine).__name__}, {chains} chains, curvature {stiffness}"
-        stated = coupling.covariance(stiffness, chains, 0.7)
+        stated = coupling.bind(PLENTY).covariance(stiffness, chains, 0.7)
         assert stated is not None
         _close(2 * laws[1] - laws[0], stated, f"{who}: another covariance than stated", 1e-3)
     assert tried, "the coupling takes neither SGLD nor SGHMC; there was nothing to check"
@@ -536,10 +536,10 @@ def checks_of(plugin: type[Dynamics] | type[Coupling]) -> list[Callable[[], None
     else:
         for index, coupling in enumerate(plugin.variants()):
             left_out = {_runs_have_the_exact_law} if coupling.optimises else set()
-            if coupling.covariance(1.0, 3, 1.0) is None:  # no law is claimed
+            if coupling.bind(PLENTY).covariance(1.0, 3, 1.0) is None:  # no law is claimed
                 left_out |= {_has_the_stated_law}
-            checks = [check for check in _COUPLING_CHECKS if check not in left_out]
-            found += [_named(check, coupling, f"{plugin.__name__}[{index}]") for check in checks]
+            kept = [check for check in _COUPLING_CHECKS if check not in left_out]
+            found += [_named(check, coupling, f"{plugin.__name__}[{index}]") for check in kept]
     return found
 
 
