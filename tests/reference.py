@@ -183,6 +183,10 @@ class System:
             x = [self.constant(start[0]) + start[1] * chance.normal(self.n) for _ in range(chains)]
         self.credit = self.clock = self.version = 0
         self.boxes: dict[int, Any] = {}
+        self.answers: list[Any] = [None] * chains
+        self.told: dict[tuple[int, int], Any] = {}
+        self.generation = 0
+        self.written: dict[str, Any] = {}
         self.draws: dict[tuple[int, int], np.ndarray] = {}
         if self.kind is hk.StaleGradient:
             self.server = self.rule.start(dynamics, x[0], chance, self.temperature(0))
@@ -234,6 +238,8 @@ class System:
     def execute(self, log: list[Event]) -> System:
         for event in log:
             getattr(self, event.kind.name.lower())(event)
+            if event.version >= 0 and self.kind is not hk.Independent:
+                self.told[self.generation, event.version] = self.copy()
             if event.draw >= 0:
                 owner = 0 if self.kind is hk.StaleGradient else event.worker
                 self.draws[owner, event.draw] = (
@@ -293,6 +299,23 @@ class System:
             self.advance_centre(old if self.coupling.simultaneous else self.mean(), self.earn(steps))
             self.boxes[event.box] = self.copy()
 
+    def report(self, event: Event) -> None:
+        """As it stands, without a letter box."""
+        self.boxes[-1] = self.message(event.worker)
+        self.receive(event)
+        self.answers[event.worker] = self.boxes[-1]
+
+    WRITTEN = ("centre", "positions", "live", "credit", "clock", "version", "server", "waiting")
+
+    def snapshot(self, event: Event) -> None:
+        here = {name: vars(self)[name] for name in self.WRITTEN if name in vars(self)}
+        self.written = {name: x.copy() if isinstance(x, list | np.ndarray) else x for name, x in here.items()}
+
+    def rebuild(self, event: Event) -> None:
+        here = {name: x.copy() if isinstance(x, list | np.ndarray) else x for name, x in self.written.items()}
+        vars(self).update(here)
+        self.generation = event.seq
+
     def barrier(self, event: Event) -> None:
         reporters = [i for i in range(self.K) if self.live[i]]
         if self.kind is hk.StaleGradient:
@@ -319,7 +342,8 @@ class System:
                 self.copies[i] = self.answer
 
     def adopt(self, event: Event) -> None:
-        self.copies[event.worker] = self.boxes[event.box]
+        given = {-1: self.answers[event.worker], -2: self.told.get((event.seq, event.version))}
+        self.copies[event.worker] = given[event.box] if event.box < 0 else self.boxes[event.box]
 
     def leave(self, event: Event) -> None:
         self.count(event.worker, False)

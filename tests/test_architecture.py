@@ -17,10 +17,12 @@ LAYERS = (
     ("demo", "datasets"),
     ("testing", "scores"),
     ("api", "hookean"),
+    ("preparation", "run"),
     ("engines", "diagnostics", "progress", "predict"),
+    ("recorder",),
     ("job",),
     ("coupling", "dynamics", "targets", "store"),
-    ("exchange",),
+    ("exchange", "telemetry"),
     ("random", "tree", "schedules"),
     ("types",),
 )

@@ -13,9 +13,9 @@ import optax
 import pytest
 
 import hookean as hk
-from hookean.api import prepare
 from hookean.engines import Engine
-from hookean.job import Job, Result, Watch
+from hookean.job import Job
+from hookean.preparation import prepare
 
 X = np.linspace(-1, 1, 24).reshape(12, 2)
 Y = np.arange(12) % 2 == 0
@@ -36,8 +36,8 @@ class Stub(Engine):
 
     summary = "nothing is run"
 
-    def run(self, job: Job, watch: Watch) -> Result:
-        return Result(*job.empty_draws(), {"steps": 0})
+    def run(self, job: Job, recorder: Any, saved: Any = None) -> dict[str, Any]:
+        return {"steps": 0}
 
 
 TARGET = hk.Target(log_likelihood, log_prior, (X, Y), batch_size=4)

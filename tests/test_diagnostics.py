@@ -16,10 +16,10 @@ from scipy import stats
 
 import hookean as hk
 from hookean import diagnostics
-from hookean.api import prepare
 from hookean.diagnostics import expected_shrinkage, human_bytes, mean_and_error, spectrum
 from hookean.engines import Engine
-from hookean.job import STATISTICS, Job, Result, Watch
+from hookean.job import STATISTICS, Job, Result
+from hookean.preparation import prepare
 from hookean.random import Noise
 
 FALSE_ALARM = 1e-6
@@ -31,7 +31,7 @@ class Stub(Engine):
 
     summary = "nothing is run"
 
-    def run(self, job: Job, watch: Watch) -> Result:
+    def run(self, job: Job, recorder: Any, saved: Any = None) -> dict[str, Any]:
         raise NotImplementedError
 
 

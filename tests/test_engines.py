@@ -19,8 +19,9 @@ import pytest
 
 import hookean as hk
 from hookean import coupling as couplings
-from hookean.api import prepare
 from hookean.dynamics import Dynamics
+from hookean.engines.base import carry_out
+from hookean.preparation import prepare
 from hookean.random import Noise, Stream, stream_key
 from hookean.types import ArgumentError
 
@@ -303,7 +304,7 @@ def test_workers_may_change_places(coupling: Any) -> None:
         if coupling.server_owns_chain:
             starts = np.broadcast_to(starts[0], (4, 2))
         one, other = (
-            hk.Simulated(each).run(dataclasses.replace(job, starts=jnp.asarray(first)), lambda _: None).draws
+            carry_out(hk.Simulated(each), dataclasses.replace(job, starts=jnp.asarray(first))).draws
             for each, first in zip(scenarios, (starts, starts[order]), strict=True)
         )
         assert np.isfinite(one).any()

@@ -14,10 +14,12 @@ import pytest
 
 import hookean as hk
 from hookean import progress
-from hookean.api import prepare
 from hookean.engines import Engine
+from hookean.engines.base import carry_out
 from hookean.job import Job, Progress
+from hookean.preparation import prepare
 from hookean.progress import Display
+from hookean.recorder import Recorder
 from hookean.tree import num_bytes
 
 TARGET = hk.Target.from_log_density(lambda p: -0.5 * sum(jnp.sum(leaf**2) for leaf in p.values()))
@@ -108,10 +110,10 @@ def test_memory_holds_only_what_is_kept(engine: str, coupling: Any, monkeypatch:
 
         summary = "all at once"
 
-        def run(self, job: Job, watch: Any) -> Any:
+        def run(self, job: Job, recorder: Any, saved: Any = None) -> Any:
             with monkeypatch.context() as patched:
                 patched.setattr(jax, "jit", analysing)
-                return ENGINES[engine].run(job, watch)
+                return ENGINES[engine].run(job, recorder)
 
     settings = {"chains": 2, "num_steps": 100, "thin": 50, "progress": False}
     init = {"a": np.zeros(SIZE)}
@@ -133,7 +135,7 @@ def test_memory_holds_only_what_is_kept(engine: str, coupling: Any, monkeypatch:
 def test_engines_tell_step_potential_and_temperature(engine: str, coupling: Any) -> None:
     job = prepare(TARGET, INIT, coupling=coupling, engine=ENGINES[engine], seed=0, **SETTINGS)
     told: list[Progress] = []
-    result = ENGINES[engine].run(job, told.append)
+    result = carry_out(ENGINES[engine], job, Recorder(job, told.append))
     steps = [news.step for news in told]
     assert steps == sorted(steps) and 0 <= steps[0] and steps[-1] == 60 and len(told) > 1
     assert all(isinstance(value, int | float) for value in told[-1])

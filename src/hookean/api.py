@@ -11,7 +11,6 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -23,7 +22,7 @@ from hookean.coupling import Coupling, Independent  # type: ignore[attr-defined]
 from hookean.dynamics import Dynamics
 from hookean.engines import Engine, Threads, Vectorised  # type: ignore[attr-defined]
 from hookean.engines.pieces import replay as replay_of_threads
-from hookean.job import Job, Result
+from hookean.job import Job
 from hookean.preparation import prepare
 from hookean.recorder import Callback, Recorder, Saved
 from hookean.run import Run
@@ -36,7 +35,6 @@ from hookean.types import (
     ArgumentError,
     BatchError,
     DivergenceError,
-    HookeanError,
     HookeanWarning,
     Interrupted,
     Params,
@@ -189,7 +187,7 @@ class Comparison(NamedTuple):
         assert self.first is not None
         chain, draw, step, leaf = self.first
         where = f"first: chain {chain}, draw {draw} (step {step}), leaf {leaf!r}; largest difference {self.largest:.3g}"
-        tolerance = "" if self.same_machine else f" (another machine than the run's: up to {REPLAY_TOLERANCE:g} is allowed)"
+        tolerance = "" if self.same_machine else f" (on another machine up to {REPLAY_TOLERANCE:g} is allowed)"
         return f"{self.differing:,} of {self.draws:,} draws differ; {where}{tolerance}"
 
 
@@ -413,10 +411,11 @@ def _unpickled(stored: Stored) -> tuple[Settings, Params]:
     except StoreError:
         raise
     except Exception as error:
+        versions = stored.description["versions"]
         raise StoreError(
             f"{stored.path}: the configuration cannot be read ({in_one_line(error)}). It was written by hookean "
-            f"{stored.description['versions']['hookean']}, Python {stored.description['versions']['python']}; classes of "
-            "your own must be importable under the names they had."
+            f"{versions['hookean']}, Python {versions['python']}; classes of your own must be importable under the "
+            "names they had."
         ) from error
 
 
@@ -427,6 +426,7 @@ def _description(
     device = jax.local_devices()[0]
     shown = {name: value for name, value in settings.as_dict().items() if isinstance(value, int)}
     objects = {name: repr(value) for name, value in settings.as_dict().items() if not isinstance(value, int)}
+    one = tree_map(lambda leaf: leaf[0], job.starts)
     return {
         "settings": {**objects, **shown, "schedule": dataclasses.asdict(job.coupling.schedule)},
         "couples_draws": job.coupling.couples_draws,
@@ -445,9 +445,9 @@ def _description(
             "host": platform.node(),
             "jax": jax.__version__,
         },
-        "parameters": {n: list(leaf.shape[1:]) for n, leaf in zip(leaf_names(job.starts), jax.tree.leaves(job.starts))},
+        "parameters": dict(zip(leaf_names(one), [list(leaf.shape) for leaf in jax.tree.leaves(one)], strict=True)),
         "float64": bool(jax.config.jax_enable_x64),  # type: ignore[attr-defined]
-        "fingerprint": job.target.fingerprint(tree_map(lambda leaf: leaf[0], job.starts)) if fingerprint is None else fingerprint,
+        "fingerprint": job.target.fingerprint(one) if fingerprint is None else fingerprint,
         "note": note,
     }
 
@@ -460,9 +460,11 @@ def _compare(stored: Stored, now: dict[str, Any], force: bool, machine: bool = T
         raise ArgumentError("jax_enable_x64", f"was {state} when {stored.path} was made", f"Turn it {state}")
     changed = [name for name, value in now["fingerprint"].items() if then["fingerprint"].get(name) != value]
     if changed:
-        why = f"; JAX was {then['versions']['jax']} and is {jax.__version__}, which may be why" if (
-            then["versions"]["jax"] != jax.__version__ and "data" not in changed
-        ) else ""
+        why = (
+            f"; JAX was {then['versions']['jax']} and is {jax.__version__}, which may be why"
+            if (then["versions"]["jax"] != jax.__version__ and "data" not in changed)
+            else ""
+        )
         message = f"is not the one that {stored.path} was made with: another {' and '.join(changed)}{why}"
         if not force:
             raise ArgumentError("target", message, "Give the old one, or say force=True (--force) if this is meant")

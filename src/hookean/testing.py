@@ -35,12 +35,14 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from scipy import stats
 
-from hookean.api import prepare, sample
+from hookean.api import sample
 from hookean.coupling import Coupling, Worker
 from hookean.dynamics import SGHMC, SGLD, Dynamics, pack  # type: ignore[attr-defined]
 from hookean.engines import Vectorised  # type: ignore[attr-defined]
+from hookean.engines.base import carry_out
 from hookean.exchange import Copy
 from hookean.job import Job, new_seen
+from hookean.preparation import prepare
 from hookean.random import Noise
 from hookean.targets import Target
 from hookean.tree import row, stack, tree_map
@@ -365,6 +367,7 @@ def _chains_have_the_law(make: Callable[..., Dynamics]) -> None:
             num_steps=2 * steps,
             warmup=steps,
             thin=max(steps // 10, 1),
+            engine=Vectorised(),
             progress=False,
         )
         x = np.asarray(run.draws, float)
@@ -437,6 +440,7 @@ def _runs_have_the_exact_law(coupling: Coupling) -> None:
             chains=chains,
             num_steps=steps,
             warmup=steps - 1,
+            engine=Vectorised(),
             progress=False,
         )
         draws = np.asarray(run.draws[:, -1], float)
@@ -467,7 +471,7 @@ def _chains_are_exchangeable(coupling: Coupling) -> None:
         if coupling.server_owns_chain:
             starts = jnp.broadcast_to(starts[0], starts.shape)
         plain, permuted = (
-            Vectorised().run(dataclasses.replace(job, starts=x), lambda _: None).draws for x in (starts, starts[order])
+            carry_out(Vectorised(), dataclasses.replace(job, starts=x)).draws for x in (starts, starts[order])
         )
         wanted = plain if coupling.server_owns_chain else plain[order]
         _close(permuted, wanted, "other chains' results change when the chains change places", 1e-5)

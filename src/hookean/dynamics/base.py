@@ -151,7 +151,9 @@ def num_examples(target: Any) -> int:
     """N of a target, by which learning rates are translated."""
     count = getattr(target, "num_examples", None)
     if not isinstance(count, int):
-        raise ArgumentError("target", f"is {type(target).__name__} and has no number of examples", "Give the target to sample")
+        raise ArgumentError(
+            "target", f"is {type(target).__name__} and has no number of examples", "Give the target to sample"
+        )
     return count
 
 

@@ -158,7 +158,7 @@ Keep = Callable[[int, int, Params, dict[str, Any]], None]
 
 
 def replay(job: Job, log: Sequence[Event], keep: Keep) -> tuple[list[Place], Any]:
-    """Carry out a log of threads, event by event, in one thread. Every draw of it is handed to `keep`, the last wins."""
+    """Carry out a log of threads, event by event, in one thread. Of draws handed to `keep`, the last wins."""
     pieces = Pieces(job)
     places, centre = pieces.open()
     answers: list[Copy | None] = [None] * job.chains
