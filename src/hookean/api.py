@@ -101,7 +101,7 @@ def sample(
         store = store if isinstance(store, Store) else Store(store)
         store.check()
     _check_callbacks(callbacks)
-    job = settings.prepare(target, init)
+    job = prepare(target, init, **settings.as_dict())
     with _closing(target):
         writer = None if store is None else _create(store, settings, job)
         return _carry_out(settings, job, writer, None, progress, callbacks, reason)
@@ -115,7 +115,7 @@ def load(path: str | os.PathLike[str], target: Target | None = None) -> Run:
     stored = open_store(path)
     if target is not None:
         settings = _settings_of(stored)
-        return _run_of(stored, settings.as_dict(), settings.prepare(target, None, _starts_of(stored)))
+        return _run_of(stored, settings.as_dict(), prepare(target, None, **settings.as_dict(), starts=_starts_of(stored)))
     return _run_of(stored, stored.description["settings"], None)
 
 
@@ -152,7 +152,7 @@ def resume(
         if check_count("num_steps", num_steps) < settings.num_steps:
             raise ArgumentError("num_steps", f"is {num_steps}, of a run of {settings.num_steps}", "It can only grow")
         settings = dataclasses.replace(settings, num_steps=num_steps)
-    job = settings.prepare(target, None, _starts_of(stored))
+    job = prepare(target, None, **settings.as_dict(), starts=_starts_of(stored))
     _compare(stored, _description(settings, job, stored.description.get("note", {})), force)
     with _closing(target):
         writer, checkpoint = Writer.reopen(path, len(job.kept_steps))
@@ -206,7 +206,7 @@ def replay(path: str | os.PathLike[str], target: Target, *, force: bool = False,
     """
     stored = open_store(path)
     settings = _settings_of(stored)
-    job = settings.prepare(target, None, _starts_of(stored))
+    job = prepare(target, None, **settings.as_dict(), starts=_starts_of(stored))
     now = _description(settings, job, {})
     _compare(stored, now, force, machine=False)
     compared = _Compared(stored, job, stored.description["machine"] == now["machine"])
@@ -235,13 +235,6 @@ class Settings:
     warmup: int
     thin: int
     seed: int
-
-    def prepare(self, target: Target, init: Any, starts: Params = None) -> Job:
-        """The checked job."""
-        s = self
-        return prepare(
-            target, init, s.dynamics, s.coupling, s.chains, s.num_steps, s.warmup, s.thin, s.engine, s.seed, starts
-        )
 
     def as_dict(self) -> dict[str, Any]:
         """Names and values."""
