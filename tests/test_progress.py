@@ -57,7 +57,7 @@ def test_a_run_forecasts_its_memory_before_it_compiles_and_ends_with_a_line(
     jax.clear_caches()
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
-        run = hk.sample(TARGET, INIT, coupling=hk.Elastic(every=5), **SETTINGS)
+        run = hk.sample(TARGET, INIT, coupling=hk.Elastic(every=5), engine=hk.Vectorised(), **SETTINGS)
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
     programs = {"jit(begin)", "jit(program)"}
