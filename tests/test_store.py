@@ -351,7 +351,14 @@ def test_reopening_goes_back_to_the_checkpoint_and_makes_room(tmp_path: Path) ->
     assert stored.log() == EVENTS + EVENTS[:1]
 
 
-def test_reopening_brings_back_what_was_overwritten(tmp_path: Path) -> None:
+def test_reopening_brings_back_what_was_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = Writer._write
+
+    def watched(writer: Writer, folder: str, first: int, rows: np.ndarray) -> None:
+        assert load(writer.path).progress["draws"][0] <= first, "a row counts while it is overwritten"
+        write(writer, folder, first, rows)
+
+    monkeypatch.setattr(Writer, "_write", watched)
     writer, draws = make(tmp_path / "run", shape(2)), draw_of(shape(2), 9)
     writer.keep(0, 0, draws[:6], {"potential": draws[:6, 0]})
     writer.checkpoint([], {"steps": 6})
