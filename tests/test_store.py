@@ -301,6 +301,12 @@ def test_a_store_that_cannot_be_is_refused(tmp_path: Path, small: tuple[Path, An
         assert load(tmp_path / name).draws.shape == (2, 0)
 
 
+def test_a_store_needs_zarr(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ArgumentError, match="pip install zarr"):
+        Store(tmp_path / "run").check()
+
+
 def test_an_older_run_is_replaced_when_asked_and_when_nobody_writes_it(small: tuple[Path, Any]) -> None:
     writer, _ = Writer.reopen(small[0])
     with pytest.raises(StoreError, match="being written"):
@@ -654,6 +660,7 @@ def start(script: str, *arguments: Any) -> subprocess.Popen[str]:
 
 def test_one_process_writes_and_others_read_meanwhile(tmp_path: Path) -> None:
     script = """
+assert "zarr" not in sys.modules, "sampling without a store needs no zarr"
 writer, sent = make(100_000), 0
 print("ready", flush=True)
 while True:
