@@ -24,7 +24,8 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -184,6 +185,12 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync_all(paths: Iterable[Path]) -> None:
+    """The same for many files: at once, since the disk takes them together."""
+    with ThreadPoolExecutor(32) as pool:
+        list(pool.map(sync, paths))
 
 
 def save_arrays(path: Path, arrays: Sequence[Any], about: dict[str, Any]) -> None:

@@ -80,7 +80,8 @@ class Stored:
                 stacklevel=2,
             )
             counts = {"draws": checkpoint.draws, "log_length": checkpoint.log_length}
-            self.progress = {**counts, "state": "unknown", "facts": checkpoint.facts}
+            unknown = {"state": "unknown", "pid": None, "host": None, "time": None}
+            self.progress = {**counts, **unknown, "facts": checkpoint.facts}
         return self
 
     def _checked(self, progress: dict[str, Any]) -> dict[str, Any]:

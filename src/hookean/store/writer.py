@@ -39,6 +39,7 @@ from hookean.store.layout import (
     save_arrays,
     skeleton,
     sync,
+    sync_all,
     to_json,
 )
 from hookean.tree import leaf_names
@@ -148,10 +149,7 @@ class Writer:
             writer = cls(building, read_about(building), lock, checkpoint)
             writer._save(checkpoint)
             writer._publish()
-            for folder, _, files in os.walk(building):
-                for file in files:
-                    sync(Path(folder, file))
-                sync(Path(folder))
+            sync_all([building, *building.rglob("*")])
             _move_into_place(building, path, store.overwrite)
         except BaseException as error:
             shutil.rmtree(building, ignore_errors=True)
@@ -377,8 +375,7 @@ class Writer:
         self._log_length += len(events)
 
     def _sync_written(self) -> None:
-        for file in self._written:
-            sync(file)
+        sync_all(self._written)
         self._written.clear()
 
     def _save_undo(self, chain: int, first: int) -> None:
