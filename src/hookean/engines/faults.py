@@ -12,7 +12,7 @@ import numpy as np
 
 from hookean.engines.centre import Message, Reply
 from hookean.tree import tree_map
-from hookean.types import ArgumentError, HookeanError, Params
+from hookean.types import ArgumentError, HookeanError, Params, check_count
 
 
 class MessageLost(HookeanError):
@@ -62,11 +62,18 @@ class Faults:
     nans: Sequence[tuple[int, int]] = ()
     stragglers: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
-    def check(self) -> None:
-        """Refuse what cannot be."""
+    def check(self, workers: int) -> None:
+        """Refuse what cannot be, with `workers` workers."""
         for name in ("loss", "duplication", "reordering", "delay"):
             if not 0 <= getattr(self, name) < 1:
                 raise ArgumentError(name, f"is {getattr(self, name)!r}", "Give a probability of less than 1")
+        for name in ("worker_crashes", "nans", "stragglers"):
+            for entry in getattr(self, name):
+                worker = entry if name == "stragglers" else entry[0]
+                if not 0 <= worker < workers:
+                    raise ArgumentError(name, f"name worker {worker} of {workers}", f"Workers are 0 to {workers - 1}")
+        for factor in self.stragglers.values():
+            check_count("stragglers", factor)
 
 
 class Strikes:

@@ -165,6 +165,7 @@ def replay(job: Job, log: Sequence[Event], keep: Keep) -> tuple[list[Place], Any
     written, key, generation = centre, pieces.key_of(0), 0
     wanted = {(event.seq, event.version) for event in log if event.kind is Kind.ADOPT and event.box == -2}
     copies: dict[tuple[int, int], Copy] = {}
+    late: dict[tuple[int, int, int], tuple[Report, Seen]] = {}
     data = job.target.data
     served = job.coupling.server_owns_chain
     for event in log:
@@ -174,17 +175,22 @@ def replay(job: Job, log: Sequence[Event], keep: Keep) -> tuple[list[Place], Any
             if event.draw >= 0:
                 keep(worker, event.draw, *jax.device_get(row(rows, 0)))
         elif event.kind is Kind.REPORT:
-            report = pieces.report(places[worker].worker, worker, event.steps)
-            centre, answers[worker] = pieces.receive(centre, report, key)
+            now = pieces.report(places[worker].worker, worker, event.steps), places[worker].seen
+            report, seen = late.pop((worker, event.incarnation, event.seq), now)
+            centre, answers[worker] = pieces.receive(centre, report._replace(steps=np.int32(event.steps)), key)
             if served and event.draw >= 0:
-                stats = pieces.measure_server(centre, places[worker].seen)
+                stats = pieces.measure_server(centre, seen)
                 keep(0, event.draw, *jax.device_get((centre.state.position, stats)))
+        elif event.kind is Kind.SEND:
+            report = pieces.report(places[worker].worker, worker, 0)
+            late[worker, event.incarnation, event.seq] = report, places[worker].seen
         elif event.kind is Kind.ADOPT and event.box < 0:
             place = places[worker]
             copy = answers[worker] if event.box == -1 else copies[event.seq, event.version]
             places[worker] = place._replace(worker=pieces.adopt(place.worker, copy, place.step - event.steps))
         elif event.kind is Kind.JOIN:
             place = places[worker]
+            late = {which: message for which, message in late.items() if which[0] != worker}  # of an earlier life
             centre = pieces.join(centre, worker, pieces.payload(place.worker))
             places[worker] = place._replace(worker=pieces.adopt(place.worker, pieces.copy(centre), place.step))
         elif event.kind is Kind.LEAVE:

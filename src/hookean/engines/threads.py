@@ -95,7 +95,7 @@ class Threads(Engine):
             value = getattr(self, name)
             if not (isinstance(value, int | float) and value > 0):
                 raise ArgumentError(name, f"is {value!r}", "Give seconds, greater than 0")
-        self.faults.check()
+        self.faults.check(chains)
 
     @property
     def seats(self) -> int:
@@ -115,6 +115,8 @@ class _Life:
         self.seq = -1
         self.version = -1
         self.unanswered = 0
+        self.owes = False
+        """An answer that was to be adopted has not come."""
 
 
 class _Stopped(Exception):
@@ -131,23 +133,24 @@ class _Direct:
         floor = self.floor
         payload = jax.device_put(payload, floor.centre_device)
         with floor.lock:
-            return floor.centre.join(worker, payload, step, time.monotonic())
+            return floor.centre.join(worker, payload, step, floor.now())
 
     def exchange(self, message: Message) -> Reply:
         floor = self.floor
-        message = message._replace(report=jax.device_put(message.report, floor.centre_device))
+        report, seen = jax.device_put((message.report, message.seen), floor.centre_device)
+        message = message._replace(report=report, seen=seen)
         is_finite = bool(floor.pieces.is_finite(message.report.payload))
         with floor.lock:
             try:
                 floor.strikes.centre(floor.centre.version)
-                return floor.centre.exchange(message, time.monotonic(), is_finite)
+                return floor.centre.exchange(message, floor.now(), is_finite)
             except Exception as error:
                 floor.rebuild(error)
                 raise MessageLost("the centre raised") from error
 
     def leave(self, worker: int) -> None:
         with self.floor.lock:
-            self.floor.centre.leave(worker)
+            self.floor.centre.leave(worker, self.floor.now())
 
 
 class _Floor:
@@ -160,6 +163,7 @@ class _Floor:
         self.lock = threading.RLock()
         self.news = threading.Condition(self.lock)
         self.strikes = Strikes(engine.faults)
+        self.began = time.monotonic()
         devices = jax.local_devices()
         self.centre_device = devices[0]
         self.devices = [devices[chain % len(devices)] for chain in range(job.chains)]
@@ -174,9 +178,6 @@ class _Floor:
             pieces, jax.device_put(state, self.centre_device), engine.lease, engine.snapshot_every, self.counts
         )
         self.events = self.centre.events
-        now = time.monotonic()
-        for member in self.centre.members:
-            member.heard = now
         self.restarts = [0] * job.chains
         self.centre_failures = 0
         self.begun = [True] * (job.chains - engine.spare) + [False] * engine.spare
@@ -186,7 +187,7 @@ class _Floor:
             self.begun, self.removed = list(saved.facts["begun"]), list(saved.facts["removed"])
         elif pieces.exchanges:
             for chain in np.flatnonzero(~np.array(self.begun)):
-                self.centre.leave(int(chain))
+                self.centre.leave(int(chain), 0.0)
         self.must_join = [saved is not None] * job.chains
         direct = _Direct(self)
         self.carrier: Carrier = direct if engine.faults == Faults() else Faulty(direct, engine.faults, job.chains)
@@ -194,6 +195,7 @@ class _Floor:
         self.rows: list[Rows] = []
         self.waiting_bytes = 0
         self.inflight = [0] * job.chains
+        self.asked = [int(place.worker.asked) for place in places]
         self.heat = [math.nan] * job.chains
         self.potentials = [math.nan] * job.chains
         self.measured = 0.0
@@ -213,6 +215,8 @@ class _Floor:
             chain = self.devices.index(device)
             jax.block_until_ready(self.pieces.run(self.data[device], self.places[chain], chain, []))
         self.last_progress = time.monotonic()
+        for member in self.centre.members:
+            member.heard = self.now()
         for chain in range(self.job.chains):
             if self.begun[chain] and not self.removed[chain] and self.steps[chain] < self.job.num_steps:
                 self.start(chain)
@@ -225,8 +229,9 @@ class _Floor:
                 self.watch_over()
         except BaseException as error:
             self.fail(error)
+        end = time.monotonic() + SECONDS_TO_STOP
         for thread in self.threads.values():
-            thread.join(SECONDS_TO_STOP if self.failure is not None else None)
+            thread.join(None if self.failure is None else max(end - time.monotonic(), 0.0))
         if self.failure is None or isinstance(self.failure, HookeanError):
             self.look()
         if self.failure is not None:
@@ -242,6 +247,10 @@ class _Floor:
                 stacklevel=2,
             )
         return {"steps": max(self.steps), "final": (self.stacked(), self.centre.state), "restarts": list(self.restarts)}
+
+    def now(self) -> float:
+        """Seconds since the start of the run."""
+        return time.monotonic() - self.began
 
     def stacked(self) -> Worker:
         """All workers' last states as one, as other engines give them."""
@@ -312,11 +321,10 @@ class _Floor:
 
     def watch_over(self) -> None:
         """End the leases of the silent, and the run if nothing moves any more."""
-        now = time.monotonic()
         if self.pieces.exchanges:
             with self.lock:
-                self.centre.expire(now, set(range(self.job.chains)))
-        if now - self.last_progress > self.engine.patience and self.failure is None:
+                self.centre.expire(self.now(), set(range(self.job.chains)))
+        if time.monotonic() - self.last_progress > self.engine.patience and self.failure is None:
             slow = ", ".join(f"chain {i} at step {self.steps[i]}" for i, t in self.threads.items() if t.is_alive())
             raise StalledError(
                 f"no worker has finished a window for {self.engine.patience:g} s ({slow}). A likelihood or a reader "
@@ -340,7 +348,7 @@ class _Floor:
         self.centre_failures += 1
         if self.centre_failures > self.engine.max_restarts:
             self.fail(error)
-        forgotten = self.centre.rebuild()
+        forgotten = self.centre.rebuild(self.now())
         self.notices.append(
             f"the centre raised ({in_one_line(error)}) and was rebuilt: {forgotten} versions are forgotten, generation "
             f"{self.centre.generation} begins"
@@ -373,7 +381,7 @@ class _Floor:
                 return True
             self.lost[chain] = error
             if self.pieces.exchanges:
-                self.centre.leave(chain)
+                self.centre.leave(chain, self.now())
             if len(self.lost) == sum(self.begun):
                 self.fail(error)
             self.news.notify_all()
@@ -430,7 +438,8 @@ class _Floor:
         with self.news:
             if self.stopping:
                 raise _Stopped
-            self.events.extend(Event(Kind.RUN, chain, length, draw) for length, draw in stretches)
+            now = self.now()
+            self.events.extend(Event(Kind.RUN, chain, length, draw, time=now) for length, draw in stretches)
             self.places[chain], self.steps[chain], self.inflight[chain] = place, step, 0
             self.rows.extend(rows)
             self.waiting_bytes += sum(leaf.nbytes for entry in rows for leaf in jax.tree.leaves(entry.draws))
@@ -460,7 +469,7 @@ class _Floor:
     def exchange(self, chain: int, place: Place, step: int, life: _Life) -> Place:
         """Report, and adopt the answer if it is time for one. Without an answer, go on with the copy there is."""
         began = time.perf_counter()
-        wants = step % self.pieces.refresh_every == 0
+        wants = life.owes = life.owes or step % self.pieces.refresh_every == 0
         life.seq += 1
         report = self.pieces.report(place.worker, chain, 0)
         message = Message(chain, life.incarnation, life.generation, life.seq, step, report, place.seen)
@@ -471,6 +480,9 @@ class _Floor:
                 break
         else:
             life.unanswered += 1
+            with self.lock:  # it may be under way, and come to be applied when the worker is elsewhere
+                told = Event(Kind.SEND, chain, time=self.now(), incarnation=life.incarnation, seq=life.seq)
+                self.events.append(told)
             if life.unanswered >= self.engine.max_staleness:
                 reply = self.until_answered(chain, lambda: self.carrier.exchange(message))
         if reply is not None:
@@ -479,9 +491,11 @@ class _Floor:
                 place = self.join(chain, place, step, life)
             elif reply.status is Status.FENCED:
                 raise HookeanError(f"chain {chain} has begun another life: this one ends")
-            elif reply.copy is not None and wants and self.is_news(reply, life):
-                life.version = reply.version
-                place = self.adopted(chain, place, reply, step, Event(Kind.ADOPT, chain))
+            elif reply.copy is not None and wants:
+                life.owes = False
+                if self.is_news(reply, life):
+                    life.version = reply.version
+                    place = self.adopted(chain, place, reply, step, Event(Kind.ADOPT, chain))
         with self.lock:
             self.counts.exchanging += time.perf_counter() - began
         return place
@@ -521,7 +535,9 @@ class _Floor:
         with self.lock:
             if event is not None:
                 box = -1 if reply.answers else -2
-                self.events.append(event._replace(box=box, seq=reply.generation, version=reply.version))
-                self.counts.aged(self.pieces.refresh_every - 1)
+                told = event._replace(box=box, time=self.now(), seq=reply.generation, version=reply.version)
+                self.events.append(told)
+                self.counts.aged(step - 1 - self.asked[chain])
+            self.asked[chain] = step
             self.places[chain] = place
         return place
