@@ -76,6 +76,18 @@ class Pieces:
             places.append(Place(worker, row(new_seen(1), 0), jnp.zeros((), jnp.int32)))
         return places, centre
 
+    def compile(self, data: Any, place: Place, centre: Any) -> None:
+        """Call each function once, where these are: nobody shall wait for a compiler while others hold on to the centre."""
+        self.run(data, place, 0, [])
+        if self.exchanges:
+            device = next(iter(jax.tree.leaves(centre)[0].devices()))
+            report, payload = self.report(place.worker, 0, 0), self.payload(place.worker)
+            self.adopt(place.worker, jax.device_put(self.copy(centre), place.step.device), np.int32(0))
+            report, payload = jax.device_put((report, payload), device)
+            self.is_finite(report.payload)
+            self.receive(centre, report._replace(steps=0), self.key_of(0))
+            jax.block_until_ready((self.join(centre, 0, payload), self.leave(centre, 0)))
+
     def plan(self, step: int, longest: int) -> tuple[list[int], list[int]]:
         """The next window of a worker that has taken `step` steps: its stretches, and the draw that each gives (or -1).
 

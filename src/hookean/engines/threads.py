@@ -143,7 +143,10 @@ class _Direct:
         with floor.lock:
             try:
                 floor.strikes.centre(floor.centre.version)
-                return floor.centre.exchange(message, floor.now(), is_finite)
+                reply = floor.centre.exchange(message, floor.now(), is_finite)
+                if reply.status is Status.REFUSED:
+                    floor.notices.append(f"chain {message.worker} reported NaN or Inf at step {message.step}: refused")
+                return reply
             except Exception as error:
                 floor.rebuild(error)
                 raise MessageLost("the centre raised") from error
@@ -213,7 +216,7 @@ class _Floor:
         self.recorder.requests = []
         for device in set(self.devices):  # compile before the clocks of the leases tick
             chain = self.devices.index(device)
-            jax.block_until_ready(self.pieces.run(self.data[device], self.places[chain], chain, []))
+            self.pieces.compile(self.data[device], self.places[chain], self.centre.state)
         self.last_progress = time.monotonic()
         for member in self.centre.members:
             member.heard = self.now()
