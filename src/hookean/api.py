@@ -115,7 +115,9 @@ def load(path: str | os.PathLike[str], target: Target | None = None) -> Run:
     stored = open_store(path)
     if target is not None:
         settings = _settings_of(stored)
-        return _run_of(stored, settings.as_dict(), prepare(target, None, **settings.as_dict(), starts=_starts_of(stored)))
+        return _run_of(
+            stored, settings.as_dict(), prepare(target, None, **settings.as_dict(), starts=_starts_of(stored))
+        )
     return _run_of(stored, stored.description["settings"], None)
 
 

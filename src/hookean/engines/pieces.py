@@ -57,14 +57,15 @@ class Pieces:
         self.room = 1 if job.coupling.server_owns_chain else int(np.clip(WINDOW_BYTES // max(each, 1), 1, most))
         self.window = jax.jit(self._window)
         self.report = jax.jit(job.report)
-        self.receive = jax.jit(self._receive)
+        self.receive = jax.jit(self._receive, donate_argnums=0)  # in place: it holds the positions of all workers
+        self.duplicate = jax.jit(_copied)
         self.adopt = jax.jit(job.coupling.adopt)
-        self.join = jax.jit(job.coupling.join)
-        self.leave = jax.jit(job.coupling.leave)
+        self.join = jax.jit(job.coupling.join, donate_argnums=0)
+        self.leave = jax.jit(job.coupling.leave, donate_argnums=0)
         self.payload = jax.jit(job.coupling.payload)
         self.heat = jax.jit(lambda owner: job.roles[0].kinetic_temperature(owner.state))
-        self.copy = jax.jit(lambda centre: centre.copy())
-        self.measure_server = jax.jit(job.measure_server)
+        self.copy = jax.jit(lambda centre: _copied(centre.copy()))
+        self.served = jax.jit(lambda centre, seen: _copied((centre.state.position, job.measure_server(centre, seen))))
         self.is_finite = jax.jit(_is_finite)
 
     def open(self) -> tuple[list[Place], Any]:
@@ -149,6 +150,11 @@ class Pieces:
         return num_bytes(self.job.starts) // self.job.chains
 
 
+def _copied(tree: Any) -> Any:
+    """The same values in memory of their own, which stays when the centre's is written over."""
+    return tree_map(jnp.copy, tree)
+
+
 def _is_finite(tree: Params) -> jax.Array:
     return jax.tree.reduce(jnp.logical_and, tree_map(lambda leaf: jnp.all(jnp.isfinite(leaf)), tree))
 
@@ -162,7 +168,7 @@ def replay(job: Job, log: Sequence[Event], keep: Keep) -> tuple[list[Place], Any
     pieces = Pieces(job)
     places, centre = pieces.open()
     answers: list[Copy | None] = [None] * job.chains
-    written, key, generation = centre, pieces.key_of(0), 0
+    written, key, generation = pieces.duplicate(centre), pieces.key_of(0), 0
     wanted = {(event.seq, event.version) for event in log if event.kind is Kind.ADOPT and event.box == -2}
     copies: dict[tuple[int, int], Copy] = {}
     data = job.target.data
@@ -177,8 +183,7 @@ def replay(job: Job, log: Sequence[Event], keep: Keep) -> tuple[list[Place], Any
             report = pieces.report(places[worker].worker, worker, event.steps)
             centre, answers[worker] = pieces.receive(centre, report, key)
             if served and event.draw >= 0:
-                stats = pieces.measure_server(centre, places[worker].seen)
-                keep(0, event.draw, *jax.device_get((centre.state.position, stats)))
+                keep(0, event.draw, *jax.device_get(pieces.served(centre, places[worker].seen)))
         elif event.kind is Kind.ADOPT and event.box < 0:
             place = places[worker]
             copy = answers[worker] if event.box == -1 else copies[event.seq, event.version]
@@ -190,9 +195,9 @@ def replay(job: Job, log: Sequence[Event], keep: Keep) -> tuple[list[Place], Any
         elif event.kind is Kind.LEAVE:
             centre = pieces.leave(centre, worker)
         elif event.kind is Kind.SNAPSHOT:
-            written = centre
+            written = pieces.duplicate(centre)
         elif event.kind is Kind.REBUILD:
-            centre, generation = written, event.seq
+            centre, generation = pieces.duplicate(written), event.seq
             key = pieces.key_of(generation)
         else:
             raise HookeanError(f"a log with {event.kind.name} is not one of threads")
