@@ -151,7 +151,7 @@ def compare(
     )
     predict = jax.jit(jax.vmap(jax.vmap(lambda weights: _log_probabilities(weights, test))))
     alone, tied = run(hk.Independent()), run(springs)
-    steps = tied.job.kept_steps
+    steps = tied.kept_steps
     averaged = steps > averaged_from
 
     def scheme(name: str, run: hk.Run, count: int) -> Scheme:
@@ -166,7 +166,7 @@ def compare(
             "elastic": scheme(f"{chains} elastic", tied, chains),
         },
         steps=steps,
-        pull=np.array([float(tied.job.coupling.schedule.factor(step)) for step in steps]),
+        pull=np.array([float(springs.schedule.bind(0).factor(step)) for step in steps]),
         averaged_from=averaged_from,
         digits=test_digits,
         train_size=train_size,
