@@ -10,6 +10,7 @@ message     an exchange of 5 MB over a memcpy of 5 MB and one update pass of the
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import resource
@@ -55,7 +56,7 @@ def network() -> hk.Target:
 
 def start(key: jax.Array) -> list[tuple[jax.Array, jax.Array]]:
     layers = []
-    for inputs, outputs in zip(WIDTHS[:-1], WIDTHS[1:], strict=True):
+    for inputs, outputs in itertools.pairwise(WIDTHS):
         key, own = jax.random.split(key)
         layers.append((jax.random.normal(own, (inputs, outputs)) * (2 / inputs) ** 0.5, jnp.zeros(outputs)))
     return layers

@@ -123,7 +123,8 @@ def sample(target: hk.Target, coupling: hk.Coupling, *, width: int, **settings: 
     with warnings.catch_warnings():  # coupled states and those of the warm-up are kept for the curves alone
         warnings.simplefilter("ignore", hk.HookeanWarning)
         dynamics = hk.SGHMC.from_learning_rate(LEARNING_RATE, MOMENTUM, target=target)
-        return hk.sample(target, partial(_start, width), dynamics=dynamics, coupling=coupling, **settings)
+        start, engine = partial(_start, width), hk.Vectorised()
+        return hk.sample(target, start, dynamics=dynamics, coupling=coupling, engine=engine, **settings)
 
 
 def compare(

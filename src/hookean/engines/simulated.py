@@ -306,9 +306,9 @@ def _run(
 
 def _take(carry: Carry, event: Columns) -> Desk:
     """Of the whole, what `event` can touch. Where it names no worker or box: the last, put back as it is."""
-    who = row((carry.workers, carry.steps, carry.seen, carry.saved), event.worker)
+    worker, step, seen, saved = row((carry.workers, carry.steps, carry.seen, carry.saved), event.worker)
     report, copy = row((carry.reports, carry.copies), event.box)
-    return Desk(*who, centre=carry.centre, report=report, copy=copy)
+    return Desk(worker, step, seen, saved, carry.centre, report, copy)
 
 
 def _put_back(carry: Carry, desk: Desk, event: Columns) -> Carry:
