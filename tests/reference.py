@@ -372,7 +372,10 @@ class System:
 
     def earn(self, steps: int) -> int:
         self.credit += steps
-        whole, self.credit = divmod(self.credit, self.num_live)
+        whole = self.credit // self.num_live
+        if isinstance(self.coupling, hk.Elastic) and whole < (self.coupling.leap or self.coupling.every):
+            whole = 0
+        self.credit -= whole * self.num_live
         if isinstance(self.coupling, hk.EASGD):
             self.clock += whole
         return whole

@@ -93,7 +93,7 @@ def count(run: hk.Run, kind: Kind, worker: int | None = None) -> int:
     return sum(event.kind is kind and worker in (None, event.worker) for event in run.log())
 
 
-def parallel_steps(log: list[Event], chains: int) -> tuple[int, int]:
+def parallel_steps(log: list[Event], chains: int, leap: int) -> tuple[int, int]:
     """The centre's clock by the rule: d new steps are worth d / K_live. And how often K_live changed."""
     live, credit, clock, changes = set(range(chains)), 0, 0, 0
     written = set(live), credit, clock
@@ -111,8 +111,10 @@ def parallel_steps(log: list[Event], chains: int) -> tuple[int, int]:
         changes += len(live) != before
         credit = credit * len(live) // max(before, 1)
         if event.kind is Kind.REPORT:
-            whole, credit = divmod(credit + event.steps, len(live))
-            clock += whole
+            credit += event.steps
+            whole = credit // len(live)
+            if whole >= leap:
+                clock, credit = clock + whole, credit - whole * len(live)
     return clock, changes
 
 
@@ -334,11 +336,11 @@ def test_a_worker_ten_times_slower_costs_the_others_nothing(carrier: str, monkey
             )
             times = [[e.time for e in run.log() if e.kind is Kind.REPORT and e.worker == w] for w in (0, 1)]
             intervals.append(np.median(np.concatenate([np.diff(each) for each in times])))
-            clock, changes = parallel_steps(run.log(), 3)
+            clock, changes = parallel_steps(run.log(), 3, 2)
             assert int(run.info["final"][1].clock) == clock
             if factor == 10:
                 slow = sum(e.steps for e in run.log() if e.kind is Kind.REPORT and e.worker == 2)
-                assert slow <= 30 and 200 + slow >= clock * 2 and clock >= (200 + slow) / 3 - changes - 1
+                assert slow <= 30 and 200 + slow >= clock * 2 and clock >= (200 + slow) / 3 - changes - 2
         ratios.append(intervals[1] / intervals[0])
         if ratios[-1] < 1.05:
             break
@@ -374,14 +376,14 @@ def test_a_silent_worker_leaves_the_mean_and_comes_back(carrier: str, monkeypatc
     live = np.asarray(run.stats["live"])
     assert live[0, 0] == 3 and 2 in live[0] and live[2, 19] == 3
     assert live[2, 30] == 3  # it was told that it counts again
-    assert int(run.info["final"][1].clock) == parallel_steps(run.log(), 3)[0]
+    assert int(run.info["final"][1].clock) == parallel_steps(run.log(), 3, 2)[0]
     assert_replays(run)
 
 
 def test_no_worker_goes_on_too_long_without_an_answer(carrier: str) -> None:
-    """With two of three messages lost and max_staleness=2, copies are never older than that."""
+    """With seven of ten messages lost and max_staleness=2, copies are never older than that."""
     every = 2
-    run = sample(carrier, hk.Elastic(1.0, every), num_steps=600, thin=1, faults=Faults(loss=0.9), max_staleness=2)
+    run = sample(carrier, hk.Elastic(1.0, every), num_steps=600, thin=1, faults=Faults(loss=0.7), max_staleness=2)
     steps, asked, oldest = [0] * 3, [0] * 3, 0
     for event in run.log():
         if event.kind is Kind.RUN:
@@ -397,7 +399,7 @@ def test_no_worker_goes_on_too_long_without_an_answer(carrier: str) -> None:
 
 def test_an_answer_that_was_due_is_taken_with_the_next_report(carrier: str) -> None:
     """Stale gradients are reported each step and refreshed every fourth: a lost refresh does not wait for the next."""
-    run = sample(carrier, hk.StaleGradient(4, 1), num_steps=600, faults=Faults(loss=0.9), max_staleness=2)
+    run = sample(carrier, hk.StaleGradient(4, 1), num_steps=600, faults=Faults(loss=0.7), max_staleness=2)
     steps, asked, oldest = [0] * 3, [0] * 3, 0
     for event in run.log():
         if event.kind is Kind.RUN:
@@ -414,7 +416,7 @@ def test_a_likelihood_that_hangs_is_no_run_that_hangs(carrier: str) -> None:
     goes_on = threading.Event()
 
     def hang(x: np.ndarray) -> np.ndarray:
-        if float(x[0]) > -1e6 and counted.append(0) is None and len(counted) > 30:  # noqa: SIM102
+        if float(x[0]) > -1e6 and counted.append(0) is None and len(counted) > 30:
             goes_on.wait(60)
         return np.zeros((), np.float32)
 
@@ -457,9 +459,9 @@ def test_chains_come_and_go_as_callbacks_ask(carrier: str) -> None:
             done.add("removed")
             window.run.remove_chain(1)
 
-    run = sample(carrier, hk.Elastic(1.0, 2), num_steps=4000, thin=10, callbacks=[change], spare=2)
+    run = sample(carrier, hk.Elastic(1.0, 2), num_steps=2000, thin=10, callbacks=[change], spare=2)
     draws = np.isfinite(np.asarray(run.draws)).all(-1)
-    assert draws.shape == (5, 400)
+    assert draws.shape == (5, 200)
     assert draws[[0, 2, 3]].all() and not draws[4].any()  # the first free seat begins from its own start, and ends
     assert draws[1, :20].all() and not draws[1, -1]
     kept = int(draws[1].sum())
@@ -473,7 +475,7 @@ def test_chains_come_and_go_as_callbacks_ask(carrier: str) -> None:
 
 
 def test_no_chain_is_added_where_no_seat_is_free(carrier: str) -> None:
-    with pytest.raises(hk.HookeanError, match=r"no seat is free .* spare="):
+    with pytest.raises(hk.HookeanError, match=r"no seat is free .*spare="):
         sample(carrier, hk.Elastic(1.0, 2), callbacks=[lambda window: window.run.add_chain()])
 
 
@@ -487,8 +489,8 @@ def test_a_callback_that_raises_stops_the_run_and_keeps_the_draws(carrier: str, 
     with pytest.raises(ZeroDivisionError, match="mine"):
         sample(carrier, hk.Elastic(1.0, 2), store=str(path), callbacks=[complain], **settings)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("chain ")]
-    draws = np.asarray(hk.load(path).draws[:, :9])
-    assert np.isfinite(draws).all() and len(draws) == 3
+    steps = np.isfinite(np.asarray(hk.load(path).draws[:])).all(-1).sum(1) * 10
+    assert steps.max() >= 100 and steps.shape == (3,)
     resumed = hk.resume(path, TARGET, progress=False, callbacks=[lambda window: window.run.stop()])
     assert resumed.info["steps"] >= 100
 
@@ -523,20 +525,20 @@ def test_a_divergence_names_chain_step_and_leaf(carrier: str) -> None:
     assert finite.sum() == error.value.step and np.all(np.diff(kept[error.value.chain][finite]) > 0)
 
     def explode(x: Any) -> jax.Array:
-        return -jnp.sum(x["steady"] ** 2) / 2 + jnp.where(x["steep"] > 0.5, 3e38, 1.0) * x["steep"] * 4
+        return -jnp.sum(x["steady"] ** 2) / 2 + jnp.sqrt(jnp.abs(x["steep"]))  # a slope without end at its start
 
     with pytest.raises(hk.DivergenceError, match="leaf 'steep'") as error:
         hk.sample(
             hk.Target.from_log_density(explode),
             begin,
-            dynamics=hk.SGLD(2.0, temperature=0.0),
+            dynamics=hk.SGLD(0.05, temperature=0.0),
             coupling=hk.EASGD(0.5, 2),
             chains=2,
             num_steps=100,
             engine=CARRIERS[carrier](),
             progress=False,
         )
-    assert error.value.leaf == "steep" and error.value.step <= 3
+    assert error.value.leaf == "steep" and error.value.step == 1
 
 
 def test_batches_that_fail_are_told_as_such(carrier: str) -> None:
@@ -547,7 +549,7 @@ def test_batches_that_fail_are_told_as_such(carrier: str) -> None:
             yield np.full(5, i % 3, np.float32)
 
     target = hk.Target.from_batches(
-        lambda x, batch: -jnp.sum((batch - x[0]) ** 2) / 2, lambda x: -jnp.sum(x**2) / 2, batches, 50
+        lambda x, batch: -((batch - x[0]) ** 2) / 2, lambda x: -jnp.sum(x**2) / 2, batches, 50
     )
     with pytest.raises(hk.BatchError, match="the disk is gone") as error:
         sample(carrier, hk.Elastic(1.0, 2), target, dynamics=hk.SGHMC(0.01, 1.0))

@@ -423,8 +423,12 @@ def _description(
     objects = {name: repr(value) for name, value in settings.as_dict().items() if not isinstance(value, int)}
     one = tree_map(lambda leaf: leaf[0], job.starts)
     return {
-        "settings": {**objects, **shown, "schedule": dataclasses.asdict(job.coupling.schedule)},
-        "couples_draws": job.coupling.couples_draws,
+        "settings": {
+            **objects,
+            **shown,
+            "schedule": dataclasses.asdict(job.coupling.schedule),
+            "couples_draws": job.coupling.couples_draws,
+        },
         "versions": {
             "hookean": VERSION,
             "jax": jax.__version__,

@@ -82,8 +82,8 @@ class Due(NamedTuple):
     """A draw of the server's chain."""
 
     index: int
-    state: Any
-    seen: Seen
+    position: Params
+    stats: dict[str, Any]
 
 
 class Centre:
@@ -150,7 +150,7 @@ class Centre:
         for tick in self.clock.tick(steps if served else 0):
             draw = self._draw_at.get(tick, draw)
         if draw >= 0:
-            self.draws.append(Due(draw, self.state, message.seen))
+            self.draws.append(Due(draw, *self.pieces.served(self.state, message.seen)))
         self.telemetry.exchanges += 1
         self.telemetry.bytes += 2 * self.pieces.message_bytes
         self._changed(Kind.REPORT, worker, steps, now, draw)
@@ -187,7 +187,11 @@ class Centre:
 
     def snapshot(self) -> tuple[Any, dict[str, Any]]:
         """State as arrays, and all else as plain values."""
-        facts = {
+        return self.pieces.duplicate(self.state), self.facts()
+
+    def facts(self) -> dict[str, Any]:
+        """All that is not arrays."""
+        return {
             "version": self.version,
             "generation": self.generation,
             "members": [dataclasses.asdict(member) for member in self.members],
@@ -195,7 +199,6 @@ class Centre:
             "ticks": self.clock.ticks,
             "credit": self.clock.credit,
         }
-        return self.state, facts
 
     def restore(self, state: Any, facts: dict[str, Any]) -> None:
         """Become what a snapshot tells, as if nothing had been before."""
@@ -224,7 +227,7 @@ class Centre:
         lives = [member.incarnation for member in self.members]
         heard, live = [member.heard for member in self.members], set(self.clock.live)
         facts = {**self._written["facts"], "generation": generation}
-        self.state = self._written["state"]
+        self.state = self.pieces.duplicate(self._written["state"])
         self.version = facts["version"]
         self.generation = generation
         self.members = [

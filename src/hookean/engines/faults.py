@@ -112,9 +112,10 @@ class Faulty:
 
     def join(self, worker: int, payload: Params, step: int) -> Reply:
         """A join may be lost on its way there or back."""
-        self._lose(worker)
+        fate = self._random[worker].random()
+        self._lose(worker, fate < self.faults.loss / 2)
         reply = self.carrier.join(worker, payload, step)
-        self._lose(worker)
+        self._lose(worker, fate < self.faults.loss)
         return reply
 
     def leave(self, worker: int) -> None:
@@ -131,18 +132,20 @@ class Faulty:
         if chance() < self.faults.delay:
             self._delayed[worker].append(message)
             raise MessageLost(f"the report of worker {worker} is late")
-        self._lose(worker)
+        fate = chance()  # one half is lost on the way there, one half on the way back
+        self._lose(worker, fate < self.faults.loss / 2)
         reply = self.carrier.exchange(message)
         if chance() < self.faults.duplication:
             reply = self.carrier.exchange(message)
         self._deliver(self._behind[worker])
         if chance() < self.faults.reordering:
             self._behind[worker].append(message)
-        self._lose(worker)
+        self._lose(worker, fate < self.faults.loss)
         return reply
 
-    def _lose(self, worker: int) -> None:
-        if self._random[worker].random() < self.faults.loss / 2:  # one half on the way there, one half on the way back
+    @staticmethod
+    def _lose(worker: int, lost: bool) -> None:
+        if lost:
             raise MessageLost(f"a message of worker {worker} was lost")
 
     def _deliver(self, messages: list[Message]) -> None:

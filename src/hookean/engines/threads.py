@@ -10,11 +10,13 @@ Who came first is decided by the hardware. The log remembers it: `hookean.engine
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -235,12 +237,12 @@ class _Floor:
         end = time.monotonic() + SECONDS_TO_STOP
         for thread in self.threads.values():
             thread.join(None if self.failure is None else max(end - time.monotonic(), 0.0))
-        if self.failure is None or isinstance(self.failure, HookeanError):
-            self.look()
         if self.failure is not None:
+            with contextlib.suppress(Exception):  # the first error counts
+                self.take()
             raise self.failure
-        snapshot = self.take()
-        self.recorder.save(snapshot)
+        self.look()
+        self.recorder.save(Snapshot((self.places, self.centre.state), self.facts()))
         if self.lost:
             told = "; ".join(f"chain {chain}: {in_one_line(error)}" for chain, error in sorted(self.lost.items()))
             warnings.warn(
@@ -260,24 +262,30 @@ class _Floor:
         workers = jax.device_get([place.worker for place in self.places])
         return tree_map(lambda *leaves: np.stack(leaves), *workers)
 
-    def take(self) -> Snapshot:
-        """Hand over what has been published, and a snapshot that fits to it."""
+    def take(self) -> Callable[[], Snapshot] | None:
+        """Hand over what has been published, and a snapshot that fits to it, if one is due.
+
+        The centre is written over in place, so that a snapshot needs a copy, made while nothing moves.
+        """
+        wanted = self.recorder.checkpoint_due()
         with self.news:
             events, rows, dues = list(self.events), self.rows, self.centre.draws
             self.events.clear()
             self.rows, self.centre.draws, self.waiting_bytes = [], [], 0
-            state, facts = self.centre.snapshot()
+            state = self.pieces.duplicate(self.centre.state) if wanted else None
             places = list(self.places)
-            told = {"centre": facts, "begun": list(self.begun), "removed": list(self.removed)}
+            told = self.facts()
             self.news.notify_all()
         self.recorder.log(events)
         for entry in rows:
             self.recorder.keep(*entry)
         for due in dues:
-            stats = self.pieces.measure_server(due.state, due.seen)
-            draw, numbers = jax.device_get((due.state.state.position, stats))
-            self.recorder.keep(0, due.index, *tree_map(lambda x: np.asarray(x)[None], (draw, numbers)))
-        return Snapshot((places, state), told)
+            draw, stats = jax.device_get((due.position, due.stats))
+            self.recorder.keep(0, due.index, *tree_map(lambda x: np.asarray(x)[None], (draw, stats)))
+        return (lambda: Snapshot((places, state), told)) if wanted else None
+
+    def facts(self) -> dict[str, Any]:
+        return {"centre": self.centre.facts(), "begun": list(self.begun), "removed": list(self.removed)}
 
     def look(self) -> None:
         snapshot = self.take()
@@ -289,9 +297,11 @@ class _Floor:
         now = time.monotonic()
         if now - self.measured > SECONDS_BETWEEN_MEASUREMENTS:
             self.measured = now
-            places, centre = snapshot.state
-            served = self.job.coupling.server_owns_chain
-            self.heat = [float(self.pieces.heat(centre if served else place.worker)) for place in places]
+            with self.lock:
+                places = list(self.places)
+                served = self.job.coupling.server_owns_chain
+                heat = self.pieces.heat(self.centre.state) if served else None
+            self.heat = [float(self.pieces.heat(place.worker) if heat is None else heat) for place in places]
             self.potentials = [float(place.seen.potential) for place in places]
         running = [i for i, begun in enumerate(self.begun) if begun]
 
@@ -304,7 +314,7 @@ class _Floor:
         def windows() -> list[Window]:
             return [Window(i, self.steps[i], self.potentials[i], self.heat[i], self.recorder) for i in finished]
 
-        if self.recorder.look(progress, windows, lambda: snapshot):
+        if self.recorder.look(progress, windows, snapshot):
             self.stopping = True
 
     def serve(self) -> None:
@@ -456,7 +466,8 @@ class _Floor:
             self.counts.waiting += time.perf_counter() - began
 
     def diverged(self, chain: int, place: Place, step: int) -> None:
-        self.fail(diverged(self.job, chain, place.worker.state, self.centre.state, step))
+        with self.lock:
+            self.fail(diverged(self.job, chain, place.worker.state, self.centre.state, step))
         raise _Stopped
 
     # -- its conversation ---------------------------------------------------------------------------------------------
