@@ -31,7 +31,7 @@ from hookean.engines.pieces import Pieces, replay
 from hookean.exchange import Event, Kind
 
 CARRIERS: dict[str, Callable[..., Any]] = {"threads": hk.Threads}
-"""Engines whose workers exchange without waiting. Each takes the settings of `hk.Threads`, and keeps a log to replay."""
+"""Engines whose workers exchange without waiting. They take the settings of `hk.Threads`, and keep a log to replay."""
 
 pytestmark = pytest.mark.parametrize("carrier", CARRIERS)
 
@@ -448,20 +448,32 @@ def test_messages_that_never_arrive_end_the_run(carrier: str) -> None:
 # -- coming and going --------------------------------------------------------------------------------------------------
 
 
-def test_chains_come_and_go_as_callbacks_ask(carrier: str) -> None:
-    done: set[str] = set()
+def test_chains_come_and_go_as_callbacks_ask(carrier: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    added, removed = threading.Event(), threading.Event()
+    asked: list[int] = []
+
+    def wait(chain: int, step: int) -> None:
+        """All wait for the new one, and one for its own end: else they might be done before."""
+        if chain < 3 and step >= 100:
+            assert added.wait(60)
+        if chain == 1 and step >= 200:
+            assert removed.wait(60)
+            time.sleep(0.002)
 
     def change(window: hk.Window) -> None:
-        if window.chain == 0 and window.step >= 100 and "added" not in done:
-            done.add("added")
+        if window.step >= 50 and not asked:
+            asked.append(window.chain)
             window.run.add_chain()
-        if window.chain == 1 and window.step >= 200 and "removed" not in done:
-            done.add("removed")
+        if window.chain == 3:
+            added.set()
+        if window.chain == 1 and window.step >= 200 and not removed.is_set():
             window.run.remove_chain(1)
+            removed.set()
 
-    run = sample(carrier, hk.Elastic(1.0, 2), num_steps=2000, thin=10, callbacks=[change], spare=2)
+    slow_down(monkeypatch, wait)
+    run = sample(carrier, hk.Elastic(1.0, 2), num_steps=1000, thin=10, callbacks=[change], spare=2)
     draws = np.isfinite(np.asarray(run.draws)).all(-1)
-    assert draws.shape == (5, 200)
+    assert draws.shape == (5, 100)
     assert draws[[0, 2, 3]].all() and not draws[4].any()  # the first free seat begins from its own start, and ends
     assert draws[1, :20].all() and not draws[1, -1]
     kept = int(draws[1].sum())
