@@ -30,21 +30,16 @@ COUPLINGS: dict[str, Any] = {
     "elastic": hk.Elastic(1.0, 2),
     "walking": hk.Elastic(1.5, 2),
     "stale gradient": hk.StaleGradient(2, 2),
-    "easgd": hk.EASGD(0.6, 2),
     "eamsgd": hk.EAMSGD(0.6, 2),
-    "as printed": hk.ElasticAsPrinted(0.5, 2),
 }
 
-LEAPS = {"elastic": 2, "walking": 2, "as printed": 2}
+LEAPS = {"elastic": 2, "walking": 2}
 """How many steps the centre takes at least, where it waits for a round."""
 
 
 def job_of(coupling: Any, chains: int = 3, num_steps: int = 60) -> Job:
     temperature = 0.0 if coupling.optimises else 1.0
-    first_order = isinstance(coupling, hk.EASGD) and not isinstance(coupling, hk.EAMSGD)
     dynamics: Any = hk.SGHMC(0.1, 1.0, temperature=temperature)
-    if first_order:
-        dynamics = hk.SGLD(0.05, temperature=temperature)
     if coupling is COUPLINGS["walking"]:
         dynamics = hk.PSGLD(0.05)  # its centre has no leap
     return prepare(
@@ -473,31 +468,27 @@ class Conversation:
 @pytest.mark.parametrize("name", COUPLINGS)
 def test_random_conversations_keep_the_rules_and_replay(name: str) -> None:
     """Every answer, the clock and who counts, beside a model in plain Python; and the log gives the same bits again."""
-    served = COUPLINGS[name].server_owns_chain
-    met: set[Status] = set()
-    for seed in range(1):
-        talk = Conversation(name, seed)
-        for _ in range(250):
-            talk.act()
-        met |= set(talk.met)
-        log = list(talk.centre.events)
-        found: dict[tuple[int, int], bytes] = {}
+    talk = Conversation(name, 0)
+    for _ in range(200):
+        talk.act()
+    log = list(talk.centre.events)
+    found: dict[tuple[int, int], bytes] = {}
 
-        def keep(chain: int, draw: int, position: Any, stats: Any, found: Any = found) -> None:
-            found[chain, draw] = np.asarray(position).tobytes()
+    def keep(chain: int, draw: int, position: Any, stats: Any) -> None:
+        found[chain, draw] = np.asarray(position).tobytes()
 
-        places, state = replay(talk.job, log, keep)
-        if served:
-            wanted = {(0, due.index): np.asarray(due.position).tobytes() for due in talk.centre.draws}
-        else:
-            wanted = talk.draws
-        assert wanted and found == wanted
-        assert bits(state) == bits(talk.centre.state)
-        assert bits([place.worker for place in places]) == bits([place.worker for place in talk.places])
-        assert_versions_grow(log)
-        times = [event.time for event in log if event.kind in (Kind.REPORT, Kind.JOIN, Kind.LEAVE)]
-        assert times == sorted(times) and times[0] > 0
-    assert met == set(Status)
+    places, state = replay(talk.job, log, keep)
+    if COUPLINGS[name].server_owns_chain:
+        wanted = {(0, due.index): np.asarray(due.position).tobytes() for due in talk.centre.draws}
+    else:
+        wanted = talk.draws
+    assert wanted and found == wanted
+    assert bits(state) == bits(talk.centre.state)
+    assert bits([place.worker for place in places]) == bits([place.worker for place in talk.places])
+    assert_versions_grow(log)
+    times = [event.time for event in log if event.kind in (Kind.REPORT, Kind.JOIN, Kind.LEAVE)]
+    assert times == sorted(times) and times[0] > 0
+    assert set(talk.met) == set(Status)
 
 
 def assert_versions_grow(log: list[Event]) -> None:

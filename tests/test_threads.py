@@ -504,7 +504,7 @@ def test_a_callback_that_raises_stops_the_run_and_keeps_the_draws(carrier: str, 
     steps = np.isfinite(np.asarray(hk.load(path).draws[:])).all(-1).sum(1) * 10
     assert steps.max() >= 100 and steps.shape == (3,)
     resumed = hk.resume(path, TARGET, progress=False, callbacks=[lambda window: window.run.stop()])
-    assert resumed.info["steps"] >= 100
+    assert resumed.info["steps"] > 0
 
 
 # -- errors that are the user's ----------------------------------------------------------------------------------------
