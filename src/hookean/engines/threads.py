@@ -280,9 +280,18 @@ class _Floor:
         for entry in rows:
             self.recorder.keep(*entry)
         for due in dues:
-            draw, stats = jax.device_get((due.position, due.stats))
+            draw, stats = self.fetched((due.position, due.stats))
             self.recorder.keep(0, due.index, *tree_map(lambda x: np.asarray(x)[None], (draw, stats)))
-        return (lambda: Snapshot((places, state), told)) if wanted else None
+        return (lambda: Snapshot(self.fetched((places, state)), told)) if wanted else None
+
+    def fetched(self, tree: Any) -> Any:
+        """Values on the host. A computation that hangs may keep the device from all others: wait no longer than for it."""
+        while not all(leaf.is_ready() for leaf in jax.tree.leaves(tree)):
+            if self.failure is not None:
+                raise self.failure
+            self.watch_over()
+            time.sleep(0.001)
+        return jax.device_get(tree)
 
     def facts(self) -> dict[str, Any]:
         return {"centre": self.centre.facts(), "begun": list(self.begun), "removed": list(self.removed)}
@@ -298,11 +307,12 @@ class _Floor:
         if now - self.measured > SECONDS_BETWEEN_MEASUREMENTS:
             self.measured = now
             with self.lock:
-                places = list(self.places)
-                served = self.job.coupling.server_owns_chain
-                heat = self.pieces.heat(self.centre.state) if served else None
-            self.heat = [float(self.pieces.heat(place.worker) if heat is None else heat) for place in places]
-            self.potentials = [float(place.seen.potential) for place in places]
+                served, places = self.job.coupling.server_owns_chain, list(self.places)
+                owners = [self.centre.state] if served else [place.worker for place in places]
+                heat = [self.pieces.heat(owner) for owner in owners]
+            heat, potentials = self.fetched((heat, [place.seen.potential for place in places]))
+            self.heat = [float(heat[0 if served else i]) for i in range(len(places))]
+            self.potentials = [float(potential) for potential in potentials]
         running = [i for i, begun in enumerate(self.begun) if begun]
 
         def mean(values: list[float]) -> float:
