@@ -285,7 +285,7 @@ class _Floor:
         return (lambda: Snapshot(self.fetched((places, state)), told)) if wanted else None
 
     def fetched(self, tree: Any) -> Any:
-        """Values on the host. A computation that hangs may keep the device from all others: wait no longer than for it."""
+        """Values on the host. A computation that hangs may keep all others from the device: wait as for that one."""
         while not all(leaf.is_ready() for leaf in jax.tree.leaves(tree)):
             if self.failure is not None:
                 raise self.failure
