@@ -185,6 +185,11 @@ class Writer:
             raise
         return writer, checkpoint
 
+    @property
+    def note(self) -> dict[str, Any]:
+        """What was to be remembered with the run."""
+        return dict(self._about["store"].get("note", {}))
+
     def describe(self, description: dict[str, Any], configuration: bytes) -> None:
         """Change what a reader is told of the run, and what resuming needs."""
         import zarr
@@ -469,7 +474,14 @@ def _acquire(path: Path) -> int:
 
     descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for pause in (0.01, 0.1, None):  # whoever asks whether the run is held holds it for a moment
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if pause is None:
+                    raise
+                time.sleep(pause)
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"pid {os.getpid()} on {socket.gethostname()}\n".encode())
     except BlockingIOError:
