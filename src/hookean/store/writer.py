@@ -346,7 +346,12 @@ class Writer:
         files = [self.path.joinpath(folder, "c", str(chunk), *rest) for chunk in chunks]
         if first % per_chunk and not files[0].exists():  # Zarr would take the rows before these for NaN
             raise StoreError(f"{files[0]} is missing: rows {chunks[0] * per_chunk} to {first - 1} are lost")
-        array[first : first + len(rows)] = rows
+        try:
+            array[first : first + len(rows)] = rows
+        except OSError:
+            raise
+        except Exception as error:  # Zarr has no one kind of error for rows that are there already, and damaged
+            raise StoreError(f"{files[0]} is damaged ({in_one_line(error)})") from error
         self._written.update(files)
 
     def _write_rows(self, runs: list[_Rows]) -> None:
