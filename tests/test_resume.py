@@ -594,7 +594,7 @@ import jax
 import hookean as hk
 from hookean.engines import simulated, vectorised
 from hookean.exchange import Kind
-import model
+from jax._src import xla_bridge
 
 folder, engine, kills, num_steps = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 path, reference = folder + "/run", folder + "/reference.npz"
@@ -641,6 +641,8 @@ def forked(task):
     if child == 0:
         code = 1
         try:
+            global model
+            import model  # here, for a target starts JAX's backend, and that does not survive a fork
             task()
             code = 0
         except BaseException:
@@ -663,6 +665,7 @@ def opened(child):
         pass
     return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
+assert not xla_bridge.backends_are_initialized()
 choose = random.Random(kills)
 if exact:
     awaited(forked(whole))
