@@ -415,7 +415,7 @@ def _unpickled(stored: Stored) -> tuple[Settings, Params]:
     import cloudpickle
 
     try:
-        return cloudpickle.loads(stored.configuration())  # type: ignore[no-any-return]
+        return cloudpickle.loads(stored.configuration())
     except StoreError:
         raise
     except Exception as error:
