@@ -14,10 +14,10 @@ PACKAGE = Path(__file__).resolve().parents[1] / "src" / "hookean"
 # "hookean" stands for names taken from the package itself, which re-exports the api.
 LAYERS = (
     ("cli",),
-    ("demo", "datasets"),
+    ("demo", "datasets", "status"),
     ("testing", "scores"),
     ("api", "hookean"),
-    ("preparation", "run"),
+    ("preparation", "run", "integrations"),
     ("engines", "diagnostics", "progress", "predict"),
     ("recorder",),
     ("job",),

@@ -255,7 +255,7 @@ def test_of_stale_gradients_each_counts_one_and_draws_hang_on_ticks() -> None:
             tell(centre, worker, seqs[worker] - 1, 0)  # a gradient must not be applied again
         due.append(centre.clock.ticks)
     assert due == [3, 6, 9, 12] and centre.clock.credit == 0 and centre.telemetry.duplicates == 36
-    assert [entry.index for entry in centre.draws] == [kept.index(tick) for tick in (3, 6, 9, 12)]
+    assert [entry.number for entry in centre.draws] == [kept.index(tick) for tick in (3, 6, 9, 12)]
     assert int(centre.state.version) == 18  # wait_for=2
     assert int(centre.state.histogram.sum()) == 36
 
@@ -479,7 +479,7 @@ def test_random_conversations_keep_the_rules_and_replay(name: str) -> None:
 
     places, state = replay(talk.job, log, keep)
     if COUPLINGS[name].server_owns_chain:
-        wanted = {(0, due.index): np.asarray(due.position).tobytes() for due in talk.centre.draws}
+        wanted = {(0, due.number): np.asarray(due.position).tobytes() for due in talk.centre.draws}
     else:
         wanted = talk.draws
     assert wanted and found == wanted

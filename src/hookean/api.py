@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 import platform
+import re
 import signal
 import sys
 import threading
@@ -135,6 +136,8 @@ def resume(
     With the engines `Vectorised` and `Simulated` the draws are those of a run that was never interrupted, bit for bit;
     with `Threads` no draw is lost or doubled, and the log goes on.
 
+    A run that is finished, and is to be no longer, is returned as it is.
+
     Args:
         path: the folder of the run. Its configuration is unpickled: resume only what you trust.
         target: what was sampled. Functions and data are compared with those of before.
@@ -156,9 +159,13 @@ def resume(
         settings = dataclasses.replace(settings, num_steps=num_steps)
     job = prepare(target, None, **settings.as_dict(), starts=_starts_of(stored))
     _compare(stored, _description(settings, job, stored.description.get("note", {})), force)
+    described = stored.description["settings"]["num_steps"]
+    if stored.state == "finished" and settings.num_steps == described:
+        target.close()
+        return _run_of(stored, settings.as_dict(), job)
     with _closing(target):
         writer, checkpoint = Writer.reopen(path, len(job.kept_steps))
-        if num_steps is not None:
+        if settings.num_steps != described:
             writer.describe(
                 _description(settings, job, stored.description.get("note", {}), stored.description["fingerprint"]),
                 _pickled(settings, job),
@@ -271,6 +278,7 @@ def _carry_out(
         recorder = Recorder(job, display.update, callbacks, writer)
         if saved is not None:
             recorder.telemetry = Telemetry.of(saved.facts.get("telemetry", {}))
+        display.telemetry = recorder.telemetry
 
         def run_of(info: dict[str, Any]) -> Run:
             if writer is None:
@@ -298,6 +306,10 @@ def _carry_out(
             if failure is error:
                 raise
             raise failure from failure.__cause__
+        except KeyboardInterrupt:  # the second one
+            if writer is not None:
+                writer.close("stopped")
+            raise
         finally:
             if writer is not None:
                 writer.close("failed")
@@ -340,7 +352,8 @@ def _stopping_on_interrupt(recorder: Recorder, writer: Writer | None) -> Iterato
 def _how_to_resume(writer: Writer | None) -> str:
     if writer is None:
         return ". The draws until then are in the error's attribute `run`; with store= it could be resumed"
-    return f", with a checkpoint. Go on with hk.resume({str(writer.path)!r}, target), or: hookean resume {writer.path}"
+    by_command = f"hookean resume {writer.path}" if "source" in writer.note else ""
+    return f", with a checkpoint. Go on with: {by_command or f'hk.resume({str(writer.path)!r}, target)'}"
 
 
 def _headline(job: Job, engine: Engine, reason: str) -> str:
@@ -402,7 +415,7 @@ def _unpickled(stored: Stored) -> tuple[Settings, Params]:
     import cloudpickle
 
     try:
-        return cloudpickle.loads(stored.configuration())  # type: ignore[no-any-return]
+        return cloudpickle.loads(stored.configuration())
     except StoreError:
         raise
     except Exception as error:
@@ -420,7 +433,7 @@ def _description(
     """What a reader is told of a run, as JSON."""
     device = jax.local_devices()[0]
     shown = {name: value for name, value in settings.as_dict().items() if isinstance(value, int)}
-    objects = {name: repr(value) for name, value in settings.as_dict().items() if not isinstance(value, int)}
+    objects = {name: _in_short(value) for name, value in settings.as_dict().items() if not isinstance(value, int)}
     one = tree_map(lambda leaf: leaf[0], job.starts)
     return {
         "settings": {
@@ -449,6 +462,19 @@ def _description(
         "fingerprint": job.target.fingerprint(one) if fingerprint is None else fingerprint,
         "note": note,
     }
+
+
+def _in_short(value: Any) -> str:
+    """As it prints, without what is as ever, and without addresses of functions."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        given = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init and f.repr}
+        usual = {
+            f.name: f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
+            for f in dataclasses.fields(value)
+        }
+        told = [f"{name}={_in_short(entry)}" for name, entry in given.items() if repr(entry) != repr(usual[name])]
+        return f"{type(value).__name__}({', '.join(told)})"
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
 def _compare(stored: Stored, now: dict[str, Any], force: bool, machine: bool = True) -> None:

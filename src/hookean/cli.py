@@ -13,8 +13,10 @@ import dataclasses
 import difflib
 import importlib.util
 import inspect
+import json
 import os
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -26,6 +28,7 @@ import jax
 import numpy as np
 import typer
 from rich.console import Console
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
@@ -33,11 +36,17 @@ import hookean as hk
 from hookean import coupling as couplings
 from hookean import dynamics as all_dynamics
 from hookean import engines
+from hookean import status as standing
+from hookean.store import load as open_store
 from hookean.tree import leaf_names
 
 INSIDE = {made.__name__: made for made in (hk.hold, hk.release, hk.cycle, hk.Scenario, hk.Straggler, hk.Crash, hk.Join)}
 """What may be called inside the brackets of a dynamics, a coupling or an engine."""
 USER_MODULE = "hookean_user_file"
+INTERRUPTED = 130
+"""The exit code after Ctrl-C, as shells have it."""
+SECONDS_BETWEEN_LOOKS = 1.0
+"""Of `hookean status --watch`."""
 
 app = typer.Typer(
     name="hookean",
@@ -48,6 +57,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run: what --store named.")]
 ShowTraceback = Annotated[bool, typer.Option("--traceback", help="With an error, show where it came from.")]
 
 
@@ -61,6 +71,13 @@ COMMAND = """\b
         --coupling "Elastic(alpha=1, every=8, schedule=release())" \\
         --chains 6 --num-steps 20000 --warmup 5000 --out draws.npz
 """
+STORED = """\b
+    hookean sample model.py --dynamics "SGHMC(0.1)" --store runs/first
+    hookean status runs/first --watch                # meanwhile, elsewhere
+    hookean resume runs/first                        # after a crash or Ctrl-C
+    hookean resume runs/first --num-steps 40000      # or to make it longer
+    hookean replay runs/first                        # the same once more, compared
+"""
 EXAMPLE = f"""A target of your own is a Python file, say model.py:
 
 \b
@@ -71,7 +88,10 @@ EXAMPLE = f"""A target of your own is a Python file, say model.py:
 
 Six chains on springs sample it, let go before draws are kept:
 
-{COMMAND}"""
+{COMMAND}
+A run may be kept on disk while it goes on:
+
+{STORED}"""
 """`\\b` keeps the lines that follow as they are."""
 
 # -- commands ----------------------------------------------------------------------------------------------------------
@@ -106,7 +126,10 @@ def sample(
     coupling: Annotated[
         str, typer.Option(metavar="NAME(...)", help='How chains act on each other: "Elastic(alpha=1, every=8)".')
     ] = "Independent",
-    engine: Annotated[str, typer.Option(metavar="NAME(...)", help="What carries the run out.")] = "Vectorised",
+    engine: Annotated[
+        str | None,
+        typer.Option(metavar="NAME(...)", help="What carries the run out; else chosen for the machine."),
+    ] = None,
     chains: Annotated[int, typer.Option(metavar="K", help="Chains or workers.")] = 4,
     num_steps: Annotated[int, typer.Option(metavar="N", help="Steps of each chain, warm-up included.")] = 10_000,
     warmup: Annotated[int, typer.Option(metavar="N", help="Steps at the start of which nothing is kept.")] = 0,
@@ -116,6 +139,13 @@ def sample(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE.npz", help="Save draws and statistics; else only the summary is shown.")
     ] = None,
+    store: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Keep the run in a folder while it goes on; it can be resumed.")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(metavar="TYPE", help="Of the draws in DIR: float32 (default), bfloat16 or float64.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an older run in DIR.")] = False,
     show_traceback: ShowTraceback = False,
 ) -> None:
     """Sample a target that a Python file defines, and print a summary.
@@ -124,6 +154,9 @@ def sample(
     of step sizes, say), and hold(), release() or cycle(1000) for a coupling's schedule. A learning rate may stand for
     the step: "SGHMC.from_learning_rate(0.1, momentum=0.9)". `hookean list` shows what there is.
 
+    Ctrl-C stops at the next window, and a second one now. What --store keeps can then be resumed by `hookean resume`,
+    watched by `hookean status`, and read by hk.load, also meanwhile.
+
     FILE.npz gets draws/NAME [chain, draw, ...] for each leaf of the parameters, stats/NAME [chain, draw], and steps,
     those after which the draws were kept.
     """
@@ -131,35 +164,120 @@ def sample(
     with _in_plain_words(show_traceback, path):
         if out is not None:
             _check_writable("--out", out, ".npz")
+        if store is None and (dtype is not None or overwrite):
+            option = "--dtype" if dtype is not None else "--overwrite"
+            raise hk.ArgumentError(option, "is about a run on disk", "Give --store DIR too")
         defined = _load(path)
         target, start = _defined(path, defined, name, hk.Target), _defined(path, defined, init)
 
         def made(option: str, text: str, kind: type, known: Mapping[str, Any]) -> Any:
             return Notation(option, {**known, **_of_kind(defined, kind)}, defined, target).read(text)
 
-        try:
+        note = {"source": {"file": str(path.resolve()), "target": name, "init": init}}
+        with _saving_what_is_left(out):
             run = hk.sample(
                 target,
                 start,
                 dynamics=made("--dynamics", dynamics, hk.Dynamics, all_dynamics.ALL),
                 coupling=made("--coupling", coupling, hk.Coupling, couplings.ALL),
-                engine=made("--engine", engine, hk.Engine, engines.ALL),
+                engine=None if engine is None else made("--engine", engine, hk.Engine, engines.ALL),
                 chains=chains,
                 num_steps=num_steps,
                 warmup=warmup,
                 thin=thin,
                 seed=seed,
                 progress=progress,
+                store=None if store is None else hk.Store(store, dtype or "float32", overwrite, note=note),
             )
-        except hk.DivergenceError as error:
-            if out is not None and isinstance(error.run, hk.Run):
-                _save(error.run, out)
-                _say("note", f"{_how_many(error.run)} kept until then are in {out}")
-            raise
         if out is not None:
             _save(run, out)
             _say("note", f"{_how_many(run)} are in {out}")
+        if store is not None:
+            _say("note", f"{_how_many(run)} are in {store}")
         print(run.summary())
+
+
+@app.command(epilog=STORED)
+def resume(
+    run: RunFolder,
+    num_steps: Annotated[
+        int | None, typer.Option(metavar="N", help="Make the run longer: steps of each chain, all in all.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Go on although the target is another one by now.")] = False,
+    progress: Annotated[bool, typer.Option(help="Show progress, on stderr.")] = True,
+    show_traceback: ShowTraceback = False,
+) -> None:
+    """Go on with a run on disk from its last checkpoint, and print a summary.
+
+    After a crash, a kill or Ctrl-C, or to make a finished run longer. Draws are those of a run that was never
+    interrupted, bit for bit; with the engine Threads none is lost or doubled, and the log of exchanges goes on.
+    RUN knows the file that its target is in: resume only what you trust. A target that computes something else by now
+    is refused, unless --force is given.
+    """
+    with _in_plain_words(show_traceback) as told:
+        told.file, target = _source_of(run, "resume")
+        made = hk.resume(run, target, num_steps=num_steps, force=force, progress=progress)
+        _say("note", f"{_how_many(made)} are in {run}")
+        print(made.summary())
+
+
+@app.command(epilog=STORED)
+def replay(
+    run: RunFolder,
+    force: Annotated[bool, typer.Option("--force", help="Compare although the target is another one by now.")] = False,
+    progress: Annotated[bool, typer.Option(help="Show progress, on stderr.")] = True,
+    show_traceback: ShowTraceback = False,
+) -> None:
+    """Carry out a run on disk again by its log of exchanges, and compare all draws.
+
+    Nothing on disk changes. The exit code is 0 if all draws are the same (bit for bit on the same machine, within
+    rounding on another one), and 1 if not; the first draw that differs is named.
+    """
+    with _in_plain_words(show_traceback) as told:
+        told.file, target = _source_of(run, "replay")
+        found = hk.replay(run, target, force=force, progress=progress)
+        print(found)
+        if not found.agrees:
+            raise typer.Exit(1)
+
+
+@app.command(epilog=STORED)
+def status(
+    run: RunFolder,
+    watch: Annotated[bool, typer.Option("--watch", help="Look again every second while it is running.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="For machines: one object; with --watch one a line.")] = False,
+    show_traceback: ShowTraceback = False,
+) -> None:
+    """Show how a run on disk stands, also while another process is sampling it.
+
+    Its state: running, stopped, finished, failed, or killed (it says that it is running, and no process has it).
+    Steps and draws of each chain, steps per second, potential and temperature; and what its machinery did: exchanges,
+    faults, bytes, seconds, and how old the copies of the centre were.
+    """
+    with _in_plain_words(show_traceback):
+        stored = open_store(run)
+        if as_json:
+            for known in _looks(stored, watch):
+                print(json.dumps(known, indent=None if watch else 1), flush=True)
+            return
+        console, looks = Console(highlight=False), _looks(stored, watch)
+        if not (watch and console.is_terminal):
+            for known in looks:
+                console.print(standing.shown(known))
+            return
+        with contextlib.suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False) as live:
+            for known in looks:
+                live.update(standing.shown(known), refresh=True)
+
+
+def _looks(stored: Any, watch: bool) -> Iterator[dict[str, Any]]:
+    """How a run stands, now and again until it is no longer running."""
+    while True:
+        known = standing.facts(stored.refresh())
+        yield known
+        if not watch or known["state"] != "running":
+            return
+        time.sleep(SECONDS_BETWEEN_LOOKS)
 
 
 @app.command("list")
@@ -349,6 +467,10 @@ def _load(path: Path) -> dict[str, Any]:
         raise hk.ArgumentError(str(path), "is not a Python file", "Its name must end in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[USER_MODULE] = module  # where dataclasses look for the file they are defined in
+    # A run on disk keeps what the file defined of its settings, for the file may change.
+    import cloudpickle
+
+    cloudpickle.register_pickle_by_value(module)
     sys.path.insert(0, str(path.resolve().parent))
     try:
         with contextlib.redirect_stdout(sys.stderr):  # what the file prints is not the command's data
@@ -362,6 +484,25 @@ def _load(path: Path) -> dict[str, Any]:
         for name, value in vars(module).items()
         if not name.startswith("__") and not isinstance(value, ModuleType)
     }
+
+
+def _source_of(run: Path, command: str) -> tuple[Path, hk.Target]:
+    """File and target of a run that was started from the command line."""
+    source = open_store(run).description.get("note", {}).get("source")
+    if source is None:
+        raise hk.ArgumentError(
+            str(run),
+            "was made by a script, and only that knows its target",
+            f"Go on there, with hk.{command}({str(run)!r}, target)",
+        )
+    path = Path(source["file"])
+    if not path.is_file():
+        raise hk.ArgumentError(
+            str(path),
+            f"is no longer there, and {run} has its target from it",
+            f"Put it back, or use hk.{command}({str(run)!r}, target) in a script",
+        )
+    return path, _defined(path, _load(path), source["target"], hk.Target)
 
 
 def _defined(path: Path, defined: dict[str, Any], name: str, kind: type | None = None) -> Any:
@@ -413,7 +554,7 @@ def _save(run: hk.Run, path: Path) -> None:
         np.savez(
             file,
             allow_pickle=False,
-            steps=run.job.kept_steps[:kept],
+            steps=run.kept_steps[:kept],
             **{f"draws/{name}": array for name, array in arrays.items()},
             **{f"stats/{name}": array for name, array in stats.items()},
         )
@@ -431,8 +572,28 @@ def _say(kind: str, text: str) -> None:
 
 
 @contextlib.contextmanager
-def _in_plain_words(show_traceback: bool, file: Path | None = None) -> Iterator[None]:
-    """Warnings as one line each; any error as one message and an exit code."""
+def _saving_what_is_left(out: Path | None) -> Iterator[None]:
+    """Draws of a run that diverged or was interrupted are saved as well."""
+    try:
+        yield
+    except (hk.DivergenceError, hk.Interrupted) as error:
+        if out is not None and isinstance(error.run, hk.Run):
+            _save(error.run, out)
+            _say("note", f"{_how_many(error.run)} kept until then are in {out}")
+        raise
+
+
+@dataclasses.dataclass
+class _Told:
+    """Whose errors are told with their line."""
+
+    file: Path | None
+
+
+@contextlib.contextmanager
+def _in_plain_words(show_traceback: bool, file: Path | None = None) -> Iterator[_Told]:
+    """Warnings as one line each; any error, and Ctrl-C, as one message and an exit code."""
+    told = _Told(file)
     with warnings.catch_warnings():
         standard = warnings.showwarning
 
@@ -445,13 +606,16 @@ def _in_plain_words(show_traceback: bool, file: Path | None = None) -> Iterator[
         warnings.showwarning = show
         warnings.simplefilter("always", hk.HookeanWarning)
         try:
-            yield
+            yield told
         except typer.Exit:
             raise
+        except KeyboardInterrupt as error:
+            _say("interrupted", str(error) or "stopped at once")
+            raise typer.Exit(INTERRUPTED) from error
         except Exception as error:
             if show_traceback:
                 traceback.print_exception(error)
-            message, code = _explained(error, file)
+            message, code = _explained(error, told.file)
             _say("error", message)
             raise typer.Exit(code) from error
 

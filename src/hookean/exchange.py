@@ -26,10 +26,10 @@ from hookean.types import ArgumentError, Params
 class Report(NamedTuple):
     """Worker to centre: who, what, how many steps since its last report, and which centre it had in mind."""
 
-    worker: jax.Array
+    worker: Any
     payload: Params
-    steps: jax.Array
-    base_version: jax.Array
+    steps: Any
+    base_version: Any
 
 
 class Copy(NamedTuple):

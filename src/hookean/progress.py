@@ -13,6 +13,7 @@ from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
 from hookean.job import Progress
+from hookean.telemetry import Telemetry
 
 SECONDS_BETWEEN_LINES = 10.0
 """Where the output is no terminal."""
@@ -24,10 +25,12 @@ class Display:
     def __init__(self, shown: bool, headline: str, num_steps: int, stream: TextIO | None = None) -> None:
         """`headline` is printed first; with `shown=False` nothing is printed at all."""
         self.shown, self.headline, self.num_steps = shown, headline, num_steps
+        self.telemetry = Telemetry()
+        """Counts of the run, which goes on counting."""
         self.console = Console(file=stream or sys.stderr, highlight=False, soft_wrap=True)
         self._bar: Bar | None = None
         self._news: Progress | None = None
-        self._first_step = 0
+        self._first_step = self._first_exchanges = 0
         self._began = self._first = self._last_line = time.perf_counter()
 
     def __enter__(self) -> Self:
@@ -55,6 +58,7 @@ class Display:
         now = time.perf_counter()
         if self._news is None:  # the time until the first news is mostly compilation
             self._first, self._first_step = now, progress.step
+            self._first_exchanges = self.telemetry.exchanges
         self._news = progress
         if self._bar is not None:
             note = self._note(progress, now)
@@ -87,10 +91,16 @@ class Display:
     def _note(self, progress: Progress, now: float) -> str:
         pace = self._pace(progress.step, now)
         words = [f"{pace:,.{0 if pace >= 10 else 2}f} steps/s"] if pace > 0 else []
+        exchanged = self.telemetry.exchanges - self._first_exchanges
+        if exchanged and pace > 0:
+            words.append(f"{exchanged / max(now - self._first, 1e-9):,.0f} exchanges/s")
         for name, value in (
             ("potential", f"{progress.potential:,.4g}"),
             ("temperature", f"{progress.temperature:.3g}"),
         ):
             if math.isfinite(getattr(progress, name)):
                 words.append(f"{name} {value}")
+        faults = self.telemetry.faults()
+        if faults:
+            words.append("faults: " + " ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in faults.items()))
         return ", ".join(words)

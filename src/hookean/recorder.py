@@ -6,6 +6,7 @@ for nothing but whether to stop, and a recorder never asks how a draw came about
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -35,6 +36,9 @@ class Window(NamedTuple):
 
 
 Callback = Callable[[Window], None]
+
+CHAIN_FACTS = ("step", "potential", "temperature")
+"""What a store tells of each chain."""
 
 
 class Snapshot(NamedTuple):
@@ -86,10 +90,13 @@ class Recorder:
         self.telemetry = Telemetry()
         self.facts: dict[str, Any] = {}
         """What was last said of the run, for those who look at its store."""
+        self.chains: dict[int, dict[str, float]] = {}
+        """Where each chain was last seen: step, potential and temperature."""
         self.stopping = False
         self.requests: list[tuple[str, int]] | None = None
         """What callbacks asked for, where the engine can do it: ("add", -1) or ("remove", chain)."""
         self._watch = watch
+        self._first: tuple[float, int] | None = None
         self._log: list[Event] = []
         self._draws: Params = None
         self._stats: dict[str, np.ndarray] = {}
@@ -132,12 +139,15 @@ class Recorder:
         """
         if self._watch is not None:
             self._watch(progress)
-        if self.callbacks:
+        if self.callbacks or self.writer is not None:
             for window in windows():
+                self.chains[window.chain] = {name: getattr(window, name) for name in CHAIN_FACTS}
                 for callback in self.callbacks:
                     callback(window)
         if self.writer is not None:
-            self.facts = {**progress._asdict(), "telemetry": self.telemetry.facts()}
+            chains = {str(chain): facts for chain, facts in sorted(self.chains.items())}
+            pace = {"steps_per_second": self._pace(progress.step)}
+            self.facts = {**progress._asdict(), **pace, "chains": chains, "telemetry": self.telemetry.facts()}
             self.writer.tell(self.facts)
             if snapshot is not None and self.checkpoint_due():
                 self.save(snapshot())
@@ -148,6 +158,14 @@ class Recorder:
     def checkpoint_due(self) -> bool:
         """Whether it is time for a snapshot."""
         return self.writer is not None and self.writer.checkpoint_due()
+
+    def _pace(self, step: int) -> float | None:
+        """Steps per second of a chain since the first look, before which there is mostly compilation."""
+        now = time.monotonic()
+        if self._first is None:
+            self._first = now, step
+        began, first = self._first
+        return (step - first) / (now - began) if step > first and now > began else None
 
     def save(self, snapshot: Snapshot) -> None:
         """Write a checkpoint. All draws and events of before are handed over already."""

@@ -18,8 +18,11 @@ from hookean.store import Stored
 from hookean.tree import leaf_names
 from hookean.types import Batch, HookeanError, Params
 
+MOST_LEAVES = 4
+"""Named when a run is printed."""
 
-@dataclasses.dataclass(frozen=True)
+
+@dataclasses.dataclass(frozen=True, repr=False)
 class Run:
     """Kept draws and what is known of them.
 
@@ -50,6 +53,26 @@ class Run:
         if text is None:
             raise HookeanError("summary: the run has not ended yet, and needs its target: hk.load(path, target)")
         return str(text)
+
+    def __repr__(self) -> str:
+        """What was run, how many draws there are and where; a summary would read them all."""
+        settings = self.config
+        names = [self._name_of(settings[part]) for part in ("dynamics", "coupling", "engine")]
+        chains, kept = self.stats["potential"].shape
+        where = "in memory" if self.stored is None else f"{self.stored.state}, on disk in {self.stored.path}"
+        leaves = ", ".join(
+            f"{name} {list(leaf.shape[2:])}"
+            for name, leaf in zip(leaf_names(self.draws)[:MOST_LEAVES], jax.tree.leaves(self.draws), strict=False)
+        )
+        more = ", ..." if len(jax.tree.leaves(self.draws)) > MOST_LEAVES else ""
+        steps = f"{self.info.get('steps', 0):,} of {settings['num_steps']:,} steps"
+        made = f"{names[0]} x {names[1]} by {names[2]}"
+        return f"<hk.Run: {made}, {steps}, {chains} x {kept:,} draws of {leaves}{more}; {where}>"
+
+    @staticmethod
+    def _name_of(setting: Any) -> str:
+        """Of an object, or of what a run on disk says of it."""
+        return setting.partition("(")[0] if isinstance(setting, str) else type(setting).__name__
 
     @property
     def kept_steps(self) -> np.ndarray:
@@ -92,7 +115,7 @@ class Run:
         sample_stats = {name: np.asarray(values) for name, values in self.stats.items()}
         chains, kept = sample_stats["potential"].shape
         coords = {"chain": np.arange(chains), "draw": self.kept_steps[:kept]}
-        settings = {name: repr(value) for name, value in self.config.items()}
+        settings = {name: value if isinstance(value, str) else repr(value) for name, value in self.config.items()}
         attributes = {"inference_library": "hookean", **settings}
         if "posterior" in inspect.signature(arviz.from_dict).parameters:  # before 1.0
             return arviz.from_dict(posterior=posterior, sample_stats=sample_stats, coords=coords, attrs=attributes)

@@ -81,7 +81,7 @@ class Member:
 class Due(NamedTuple):
     """A draw of the server's chain."""
 
-    index: int
+    number: int
     position: Params
     stats: dict[str, Any]
 

@@ -78,7 +78,7 @@ class Pieces:
         return places, centre
 
     def compile(self, data: Any, place: Place, centre: Any) -> None:
-        """Call each function once, where these are: nobody is to wait for a compiler while another holds the centre."""
+        """Call each function once on these devices: nobody shall wait for a compiler while another holds the centre."""
         self.run(data, place, 0, [])
         if self.exchanges:
             here, there = place.step.device, jax.tree.leaves(centre)[0].device

@@ -112,10 +112,12 @@ class Threads(Engine):
 class _Life:
     """What a worker's thread knows of its conversation with the centre."""
 
-    def __init__(self, incarnation: int = 0, generation: int = 0) -> None:
-        self.incarnation, self.generation = incarnation, generation
+    def __init__(self, incarnation: int) -> None:
+        self.begin(incarnation, 0, -1)
+
+    def begin(self, incarnation: int, generation: int, version: int) -> None:
+        self.incarnation, self.generation, self.version = incarnation, generation, version
         self.seq = -1
-        self.version = -1
         self.unanswered = 0
         self.owes = False
         """An answer that was to be adopted has not come."""
@@ -281,7 +283,7 @@ class _Floor:
             self.recorder.keep(*entry)
         for due in dues:
             draw, stats = self.fetched((due.position, due.stats))
-            self.recorder.keep(0, due.index, *tree_map(lambda x: np.asarray(x)[None], (draw, stats)))
+            self.recorder.keep(0, due.number, *tree_map(lambda x: np.asarray(x)[None], (draw, stats)))
         return (lambda: Snapshot(self.fetched((places, state)), told)) if wanted else None
 
     def fetched(self, tree: Any) -> Any:
@@ -486,8 +488,7 @@ class _Floor:
         """Begin a life; what is told is adopted (the log's JOIN says both)."""
         payload = self.pieces.payload(place.worker)
         reply = self.until_answered(chain, lambda: self.carrier.join(chain, payload, step))
-        life.__init__(reply.incarnation, reply.generation)
-        life.version = reply.version
+        life.begin(reply.incarnation, reply.generation, reply.version)
         return self.adopted(chain, place, reply, step, None)
 
     def exchange(self, chain: int, place: Place, step: int, life: _Life) -> Place:
@@ -541,7 +542,7 @@ class _Floor:
         end = time.monotonic() + self.engine.patience
         while not self.stopping:
             try:
-                return call()  # type: ignore[no-any-return]
+                return call()
             except MessageLost:
                 with self.lock:
                     self.counts.lost += 1

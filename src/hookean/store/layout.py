@@ -238,6 +238,23 @@ def is_run(path: Path) -> bool:
         return False
 
 
+def is_held(path: Path) -> bool:
+    """Whether a process writes the run: the kernel releases its lock with the process, however that ends."""
+    import fcntl
+
+    try:
+        descriptor = os.open(path / "lock", os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+
+
 def read_about(path: Path) -> dict[str, Any]:
     """The description of a run, or a StoreError that says why there is none."""
     try:

@@ -20,6 +20,7 @@ from hookean.store.layout import (
     BFLOAT16_NAN,
     chain_name,
     draw_dtypes,
+    is_held,
     newest_checkpoint,
     read_about,
     read_arrays,
@@ -84,6 +85,12 @@ class Stored:
             self.progress = {**counts, **unknown, "facts": checkpoint.facts}
         return self
 
+    @property
+    def state(self) -> str:
+        """As of the last `refresh`: running, stopped, finished or failed; killed where nobody writes it any longer."""
+        state = str(self.progress["state"])
+        return "killed" if state == "running" and not is_held(self.path) else state
+
     def _checked(self, progress: dict[str, Any]) -> dict[str, Any]:
         counts, most = [*progress["draws"], progress["log_length"]], self._about["num_draws"]
         if len(counts) != self._about["chains"] + 1 or not all(type(n) is int and n >= 0 for n in counts):
@@ -127,7 +134,7 @@ class Stored:
 
     def __repr__(self) -> str:
         counts = self.progress["draws"]
-        return f"<run {self.path}: {self.progress['state']}, {len(counts)} chains, up to {max(counts)} draws>"
+        return f"<run {self.path}: {self.state}, {len(counts)} chains, up to {max(counts)} draws>"
 
 
 class Lazy:

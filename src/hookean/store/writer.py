@@ -185,6 +185,11 @@ class Writer:
             raise
         return writer, checkpoint
 
+    @property
+    def note(self) -> dict[str, Any]:
+        """What was to be remembered with the run."""
+        return dict(self._about["store"].get("note", {}))
+
     def describe(self, description: dict[str, Any], configuration: bytes) -> None:
         """Change what a reader is told of the run, and what resuming needs."""
         import zarr
@@ -341,7 +346,12 @@ class Writer:
         files = [self.path.joinpath(folder, "c", str(chunk), *rest) for chunk in chunks]
         if first % per_chunk and not files[0].exists():  # Zarr would take the rows before these for NaN
             raise StoreError(f"{files[0]} is missing: rows {chunks[0] * per_chunk} to {first - 1} are lost")
-        array[first : first + len(rows)] = rows
+        try:
+            array[first : first + len(rows)] = rows
+        except OSError:
+            raise
+        except Exception as error:  # Zarr has no one kind of error for rows that are there already, and damaged
+            raise StoreError(f"{files[0]} is damaged ({in_one_line(error)})") from error
         self._written.update(files)
 
     def _write_rows(self, runs: list[_Rows]) -> None:
@@ -469,7 +479,14 @@ def _acquire(path: Path) -> int:
 
     descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for pause in (0.01, 0.1, None):  # whoever asks whether the run is held holds it for a moment
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if pause is None:
+                    raise
+                time.sleep(pause)
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"pid {os.getpid()} on {socket.gethostname()}\n".encode())
     except BlockingIOError:
