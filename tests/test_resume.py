@@ -118,9 +118,9 @@ DETERMINISTIC = {
     "vectorised, a lambda as step": Case(
         {"dynamics": hk.SGHMC(lambda step: 0.05 / (1 + step / 200)), "coupling": ELASTIC}
     ),
-    "vectorised, stale gradients": Case({"coupling": hk.StaleGradient(4, 2), "dynamics": hk.SGHMC(0.03)}),
+    "vectorised, stale gradients": Case({"coupling": hk.StaleGradient(4, 2), "dynamics": hk.SGHMC(0.01)}),
     "crashes": Case({"coupling": ELASTIC}, CRASHES),
-    "crashes, stale gradients": Case({"coupling": hk.StaleGradient(4, 2), "dynamics": hk.SGHMC(0.03)}, CRASHES),
+    "crashes, stale gradients": Case({"coupling": hk.StaleGradient(4, 2), "dynamics": hk.SGHMC(0.01)}, CRASHES),
     "barrier": Case({"coupling": ELASTIC}, BARRIER),
     "pSGLD": Case({"dynamics": hk.PSGLD(0.01)}),
     "SGNHT, named tuples": Case({"dynamics": hk.SGNHT(0.03)}, init=Layers(np.zeros(3), (np.float32(0.1),))),
@@ -139,7 +139,7 @@ DETERMINISTIC = {
 }  # fmt: skip
 THREADED = {
     "threads": Case({"coupling": ELASTIC}, hk.Threads()),
-    "threads, stale gradients": Case({"coupling": hk.StaleGradient(4, 2), "dynamics": hk.SGHMC(0.03)}, hk.Threads()),
+    "threads, stale gradients": Case({"coupling": hk.StaleGradient(4, 2), "dynamics": hk.SGHMC(0.01)}, hk.Threads()),
     "threads, independent": Case({"dynamics": hk.SGNHT(0.03)}, hk.Threads(), init=Layers(np.zeros(3), (np.zeros(()),))),
 }
 
@@ -188,7 +188,6 @@ def assert_no_draw_lost_or_doubled(run: hk.Run, num_steps: int) -> None:
 
 @pytest.mark.parametrize("name", DETERMINISTIC)
 def test_a_run_that_was_stopped_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
-    """And one that was finished becomes longer: with `Vectorised`, as if it had been so from the start."""
     case, path = DETERMINISTIC[name], tmp_path / "run"
     whole = case.sample()
     stopped = case.sample(path, callbacks=[after(90)])
@@ -198,30 +197,37 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(name: str, tmp_path: Path) -
     assert hk.load(path).stored.state == "finished"
     assert case.replay(path).agrees
 
-    longer = case.resume(path, num_steps=401, callbacks=[after(300)])  # 401 is no multiple of anything
-    assert longer.stored.state == "stopped"
+    if isinstance(case.engine, hk.Simulated):
+        assert case.replay(path).agrees
+
+
+@pytest.mark.parametrize("name", ["vectorised, a lambda as step", "vectorised, stale gradients", "crashes", "barrier"])
+def test_a_finished_run_can_be_made_longer(name: str, tmp_path: Path) -> None:
+    """With `Vectorised`, as if it had been so from the start."""
+    case, path = DETERMINISTIC[name], tmp_path / "run"
+    short = case.sample(path)
+    wanted, kept = numbers(short), short.stats["potential"].shape[1]
+    stopped = case.resume(path, num_steps=401, callbacks=[after(300)])  # 401 is no multiple of anything
+    assert stopped.stored.state == "stopped"
     longer = case.resume(path)
-    kept = whole.stats["potential"].shape[1]
     assert longer.stats["potential"].shape[1] == len(longer.kept_steps) > kept
-    assert longer.info["steps"] >= 400
-    for long, short in zip(numbers(longer), numbers(whole), strict=True):
-        np.testing.assert_array_equal(long[:, :kept], short)
+    for found, before in zip(numbers(longer), wanted, strict=True):
+        np.testing.assert_array_equal(found[:, :kept], before)
     if isinstance(case.engine, hk.Vectorised):
         assert_same_bits(longer, case.sample(num_steps=401))
     else:
         comparison = case.replay(path)
-        assert comparison.agrees and comparison.draws >= kept, str(comparison)
+        assert comparison.agrees and comparison.draws > 2 * kept, str(comparison)
 
 
 @pytest.mark.parametrize("name", THREADED)
 def test_threads_lose_and_double_no_draw(name: str, tmp_path: Path) -> None:
     case, path = THREADED[name], tmp_path / "run"
-    stopped = case.sample(path, callbacks=[after(60)], num_steps=2400)
+    stopped = case.sample(path, callbacks=[after(60)], num_steps=600)
     assert stopped.stored.state == "stopped"
-    finished = case.resume(path)
-    assert_no_draw_lost_or_doubled(finished, 2400)
-    longer = case.resume(path, num_steps=3001)
-    assert_no_draw_lost_or_doubled(longer, 3001)
+    assert_no_draw_lost_or_doubled(case.resume(path), 600)
+    longer = case.resume(path, num_steps=701)
+    assert_no_draw_lost_or_doubled(longer, 701)
     comparison = case.replay(path)
     assert comparison.differing == 0 and comparison.draws == longer.stats["potential"].size, str(comparison)
 
@@ -252,7 +258,7 @@ def test_one_interrupt_stops_in_order(name: str, tmp_path: Path, capfd: pytest.C
     before = signal.getsignal(signal.SIGINT)
     press = after(90, lambda window: signal.raise_signal(signal.SIGINT))
     with pytest.raises(hk.Interrupted, match="with a checkpoint") as caught:
-        case.sample(path, callbacks=[press], num_steps=3000)
+        case.sample(path, callbacks=[press], num_steps=1000)
     assert f"hk.resume({str(path)!r}, target)" in str(caught.value)
     assert "Ctrl-C again stops now" in capfd.readouterr().err
     assert caught.value.run.stored.state == "stopped" and caught.value.run.stats["potential"].shape[1] > 0
@@ -261,9 +267,9 @@ def test_one_interrupt_stops_in_order(name: str, tmp_path: Path, capfd: pytest.C
         case.resume(path, callbacks=[after(300, lambda window: signal.raise_signal(signal.SIGINT))])
     finished = case.resume(path)
     if name == "threads":
-        assert_no_draw_lost_or_doubled(finished, 3000)
+        assert_no_draw_lost_or_doubled(finished, 1000)
     else:
-        assert_same_bits(finished, case.sample(num_steps=3000))
+        assert_same_bits(finished, case.sample(num_steps=1000))
 
 
 @pytest.mark.parametrize("name", SIMPLE)
@@ -275,7 +281,7 @@ def test_two_interrupts_stop_now(name: str, tmp_path: Path) -> None:
         signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt) as caught:
-        case.sample(path, callbacks=[after(90, press)], num_steps=3000)
+        case.sample(path, callbacks=[after(90, press)], num_steps=1000)
     assert not isinstance(caught.value, hk.Interrupted)
     assert hk.load(path).stored.state == "stopped"
     finished = case.resume(path)

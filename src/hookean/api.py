@@ -291,7 +291,9 @@ def _carry_out(
                 return run_of(info)
             writer.flush()
             run = run_of(info)
-            facts = {"telemetry": recorder.telemetry.facts(), "steps": info.get("steps", 0), "summary": run.summary()}
+            with np.errstate(invalid="ignore", over="ignore"):  # of a run that diverged
+                summary = run.summary()
+            facts = {"telemetry": recorder.telemetry.facts(), "steps": info.get("steps", 0), "summary": summary}
             writer.tell({**recorder.facts, **facts}, state)
             writer.close(state)
             return run_of(info)
