@@ -5,7 +5,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types
+.PHONY: help demo test lint types bench
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' Makefile
@@ -15,6 +15,9 @@ demo: $(READY) ## see coupled chains at work
 
 test: $(READY) ## run the tests; some of them: make test ARGS="-k foo"
 	$(BIN)/python -m pytest -n auto $(ARGS)
+
+bench: $(READY) ## measure what asynchrony and the store cost; wants an idle machine
+	$(BIN)/python benchmarks/asynchrony.py
 
 lint: $(READY) ## check style with ruff
 	$(BIN)/ruff check $(ARGS) .

@@ -183,6 +183,7 @@ class System:
             x = [self.constant(start[0]) + start[1] * chance.normal(self.n) for _ in range(chains)]
         self.credit = self.clock = self.version = 0
         self.boxes: dict[int, Any] = {}
+        self.late: dict[tuple[int, int, int], Any] = {}
         self.answers: list[Any] = [None] * chains
         self.told: dict[tuple[int, int], Any] = {}
         self.generation = 0
@@ -238,7 +239,7 @@ class System:
     def execute(self, log: list[Event]) -> System:
         for event in log:
             getattr(self, event.kind.name.lower())(event)
-            if event.version >= 0 and self.kind is not hk.Independent:
+            if event.version >= 0 and event.kind is not Kind.ADOPT and self.kind is not hk.Independent:
                 self.told[self.generation, event.version] = self.copy()
             if event.draw >= 0:
                 owner = 0 if self.kind is hk.StaleGradient else event.worker
@@ -276,6 +277,8 @@ class System:
 
     def send(self, event: Event) -> None:
         self.boxes[event.box] = self.message(event.worker)
+        if event.box < 0:  # given up, and perhaps taken later
+            self.late[event.worker, event.incarnation, event.seq] = self.boxes[event.box]
         self.saved[event.worker] = (self.workers[event.worker], self.copies[event.worker], self.steps[event.worker])
 
     def receive(self, event: Event) -> None:
@@ -300,8 +303,9 @@ class System:
             self.boxes[event.box] = self.copy()
 
     def report(self, event: Event) -> None:
-        """As it stands, without a letter box."""
-        self.boxes[-1] = self.message(event.worker)
+        """As it stands, without a letter box; or as it stood when the worker gave it up."""
+        which = event.worker, event.incarnation, event.seq
+        self.boxes[-1] = self.late[which] if which in self.late else self.message(event.worker)
         self.receive(event)
         self.answers[event.worker] = self.boxes[-1]
 
@@ -372,7 +376,10 @@ class System:
 
     def earn(self, steps: int) -> int:
         self.credit += steps
-        whole, self.credit = divmod(self.credit, self.num_live)
+        whole = self.credit // self.num_live
+        if isinstance(self.coupling, hk.Elastic) and whole < (self.coupling.leap or self.coupling.every):
+            whole = 0
+        self.credit -= whole * self.num_live
         if isinstance(self.coupling, hk.EASGD):
             self.clock += whole
         return whole

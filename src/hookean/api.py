@@ -417,7 +417,7 @@ def _unpickled(stored: Stored) -> tuple[Settings, Params]:
     import cloudpickle
 
     try:
-        return cloudpickle.loads(stored.configuration())  # type: ignore[no-any-return]
+        return cloudpickle.loads(stored.configuration())
     except StoreError:
         raise
     except Exception as error:
@@ -438,8 +438,12 @@ def _description(
     objects = {name: _in_short(value) for name, value in settings.as_dict().items() if not isinstance(value, int)}
     one = tree_map(lambda leaf: leaf[0], job.starts)
     return {
-        "settings": {**objects, **shown, "schedule": dataclasses.asdict(job.coupling.schedule)},
-        "couples_draws": job.coupling.couples_draws,
+        "settings": {
+            **objects,
+            **shown,
+            "schedule": dataclasses.asdict(job.coupling.schedule),
+            "couples_draws": job.coupling.couples_draws,
+        },
         "versions": {
             "hookean": VERSION,
             "jax": jax.__version__,

@@ -123,7 +123,8 @@ def sample(target: hk.Target, coupling: hk.Coupling, *, width: int, **settings: 
     with warnings.catch_warnings():  # coupled states and those of the warm-up are kept for the curves alone
         warnings.simplefilter("ignore", hk.HookeanWarning)
         dynamics = hk.SGHMC.from_learning_rate(LEARNING_RATE, MOMENTUM, target=target)
-        return hk.sample(target, partial(_start, width), dynamics=dynamics, coupling=coupling, **settings)
+        start, engine = partial(_start, width), hk.Vectorised()
+        return hk.sample(target, start, dynamics=dynamics, coupling=coupling, engine=engine, **settings)
 
 
 def compare(
@@ -151,7 +152,7 @@ def compare(
     )
     predict = jax.jit(jax.vmap(jax.vmap(lambda weights: _log_probabilities(weights, test))))
     alone, tied = run(hk.Independent()), run(springs)
-    steps = tied.job.kept_steps
+    steps = tied.kept_steps
     averaged = steps > averaged_from
 
     def scheme(name: str, run: hk.Run, count: int) -> Scheme:
@@ -166,7 +167,7 @@ def compare(
             "elastic": scheme(f"{chains} elastic", tied, chains),
         },
         steps=steps,
-        pull=np.array([float(tied.job.coupling.schedule.factor(step)) for step in steps]),
+        pull=np.array([float(springs.schedule.bind(0).factor(step)) for step in steps]),
         averaged_from=averaged_from,
         digits=test_digits,
         train_size=train_size,

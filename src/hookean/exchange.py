@@ -26,10 +26,10 @@ from hookean.types import ArgumentError, Params
 class Report(NamedTuple):
     """Worker to centre: who, what, how many steps since its last report, and which centre it had in mind."""
 
-    worker: jax.Array
+    worker: Any
     payload: Params
-    steps: jax.Array
-    base_version: jax.Array
+    steps: Any
+    base_version: Any
 
 
 class Copy(NamedTuple):
@@ -53,7 +53,8 @@ class Kind(enum.IntEnum):
     RUN = 0
     """`worker` takes `steps` steps, then keeps draw `draw`."""
     SEND = 1
-    """`worker` puts a report of `steps` new steps into letter box `box`."""
+    """`worker` puts a report of `steps` new steps into letter box `box`. With box -1 it is the report `seq` of its life
+    `incarnation`, which it no longer waits for: a REPORT that takes this one later takes what was in it now."""
     RECEIVE = 2
     """The centre takes the report in `box` (crediting `steps`) and leaves its answer there; it keeps draw `draw`."""
     ADOPT = 3

@@ -131,9 +131,12 @@ class Recorder:
             self.writer.log(events)
 
     def look(
-        self, progress: Progress, windows: Callable[[], Sequence[Window]], snapshot: Callable[[], Snapshot]
+        self, progress: Progress, windows: Callable[[], Sequence[Window]], snapshot: Callable[[], Snapshot] | None
     ) -> bool:
-        """News between two compiled pieces of work. Whether to stop, with all that was handed over safe."""
+        """News between two compiled pieces of work. Whether to stop.
+
+        A checkpoint is made where one is due and a `snapshot` can be had.
+        """
         if self._watch is not None:
             self._watch(progress)
         if self.callbacks or self.writer is not None:
@@ -146,11 +149,15 @@ class Recorder:
             pace = {"steps_per_second": self._pace(progress.step)}
             self.facts = {**progress._asdict(), **pace, "chains": chains, "telemetry": self.telemetry.facts()}
             self.writer.tell(self.facts)
-            if self.writer.checkpoint_due():
+            if snapshot is not None and self.checkpoint_due():
                 self.save(snapshot())
             elif self.writer.due():
                 self.writer.flush()
         return self.stopping
+
+    def checkpoint_due(self) -> bool:
+        """Whether it is time for a snapshot."""
+        return self.writer is not None and self.writer.checkpoint_due()
 
     def _pace(self, step: int) -> float | None:
         """Steps per second of a chain since the first look, before which there is mostly compilation."""

@@ -82,6 +82,11 @@ class Run:
         schedule = CouplingSchedule(**self.config["schedule"])
         return schedule.kept_steps(self.config["num_steps"], self.config["warmup"], self.config["thin"])
 
+    @property
+    def couples_draws(self) -> bool:
+        """Whether kept draws felt each other."""
+        return bool(self.config["couples_draws"]) if self.job is None else self.job.coupling.couples_draws
+
     def log(self) -> list[Event]:
         """The exchanges, in the order in which they took effect."""
         return self.info.get("log", []) if self.stored is None else self.stored.log()

@@ -168,7 +168,7 @@ def convergence(run: Run, predictions: Predictions) -> Convergence:
     series = predictions.log_probabilities
     if series is None:
         raise ArgumentError("predictions", "were made without y", "Give y to predict, and per_example=True")
-    if run.job.coupling.couples_draws:
+    if run.couples_draws:
         warnings.warn(
             "convergence: the kept draws are coupled, and R-hat between coupled chains is meaningless: springs make "
             "chains alike, whether or not they have found the posterior. Compare runs from other starts, or let the "

@@ -165,7 +165,8 @@ def linear_system(
             filled = list(leaves)
             for i, leaf in zip(moving, unravel(z), strict=True):
                 filled[i] = leaf
-            state = _round(job, *jax.tree.unflatten(structure, filled), step, length)
+            now = jax.tree.unflatten(structure, filled)
+            state = _round(job, now[0], now[1], step, length)
             return ravel_pytree([jax.tree.leaves(state)[i] for i in moving])[0]
 
         def of_all(z: jax.Array, normals: jax.Array) -> jax.Array:

@@ -12,8 +12,9 @@ exp(-(sum_i U(theta_i) + (alpha/2K) sum_i |theta_i - mean|^2) / T): on a Gaussia
 Var(theta_i) = T [(1/K)/h + (1 - 1/K)/(h + alpha/K)], which is less than T/h for K > 1. Schedules `release` and `cycle`
 give the marginals of the posterior back.
 
-The centre's clock: a report of d new steps earns d / K_live steps of the centre, and the whole part is taken at once.
-With the reported positions fixed, those steps are a leap: a linear map and Gaussian noise, alike for all coordinates.
+The centre's clock: a report of d new steps earns d / K_live steps of the centre, and once it is owed `leap` of them it
+takes the whole part at once. With the reported positions fixed, those steps are a leap: a linear map and Gaussian
+noise, alike for all coordinates.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from hookean.coupling.base import Centre, Coupling, open_centre
 from hookean.exchange import Copy, Report, Rhythm
 from hookean.random import Noise, Stream, stream_key
 from hookean.schedules import value_at
-from hookean.tree import select, set_row, tree_map
+from hookean.tree import set_row, tree_map
 from hookean.types import ArgumentError, Params, Scheduled, check_count
 
 
@@ -41,6 +42,8 @@ class Elastic(Coupling):
 
     `friction` and `mass` are the centre's (None: the chains'). By default the centre integrates against the positions
     just reported; with `simultaneous=True` against those before, so that with every=1 chains and centre step at once.
+    It takes its steps once it owes `leap` of them (None: `every`, which is a round of all chains), for a leap costs the
+    same however long it is.
     """
 
     alpha: Scheduled = 1.0
@@ -48,6 +51,7 @@ class Elastic(Coupling):
     friction: Scheduled | None = None
     mass: float | None = None
     simultaneous: bool = False
+    leap: int | None = None
 
     law: ClassVar[str] = "exp(-(sum U(theta_i) + (alpha/2K) sum |theta_i - mean|^2)/T): narrower than the posterior"
 
@@ -68,11 +72,13 @@ class Elastic(Coupling):
             cls(1.0, 1, simultaneous=True),
             cls(2.0, 4, friction=0.7),
             cls(2.0, 3, mass=3.0, schedule=schedules.release(over=40)),
+            cls(1.0, 2, leap=1),
         ]
 
     def check(self, dynamics: Any, chains: int, num_steps: int) -> None:
         """Refuse what cannot work."""
         check_count("every", self.every)
+        check_count("leap", self.every if self.leap is None else self.leap)
         schedules.check("alpha", self.alpha, num_steps, 0.0)
         if self.friction is not None:
             schedules.check("friction", self.friction, num_steps, 0.0)
@@ -135,17 +141,22 @@ class Elastic(Coupling):
         self, dynamics: Any, centre: Centre, stored: Params, earned: Any, key: jax.Array
     ) -> tuple[Centre, Copy]:
         credit = centre.credit + earned
-        num_steps = credit // centre.num_live
+        whole = credit // centre.num_live
+        num_steps = jnp.where(whole >= (self.every if self.leap is None else self.leap), whole, 0)
         heard = centre._replace(positions=stored)
-        mean = (centre if self.simultaneous else heard).mean()
-        noise = Noise(stream_key(key, Stream.CENTRE), centre.version)
-        centre = heard._replace(
-            state=self._leap(dynamics, centre.state, mean, centre.clock, num_steps, noise),
-            credit=credit % centre.num_live,
+
+        def leap() -> Any:
+            mean = (centre if self.simultaneous else heard).mean()
+            noise = Noise(stream_key(key, Stream.CENTRE), centre.version)
+            return self._leap(dynamics, centre.state, mean, centre.clock, num_steps, noise)
+
+        moved = heard._replace(
+            state=jax.lax.cond(num_steps > 0, leap, lambda: centre.state),
+            credit=credit - num_steps * centre.num_live,
             clock=centre.clock + num_steps,
             version=centre.version + 1,
         )
-        return centre, centre.copy()
+        return moved, moved.copy()
 
     def _leap(self, dynamics: Any, state: Any, mean: Params, clock: Any, num_steps: Any, noise: Noise) -> Any:
         """`num_steps` steps of the centre against fixed chains."""
@@ -173,8 +184,7 @@ class Elastic(Coupling):
 
         new = [combine(i) for i in range(order)]
         new[0] = tree_map(jnp.add, new[0], mean)
-        leapt = state._replace(**dict(zip(dynamics.phase, new, strict=True)))
-        return select(num_steps > 0, leapt, state)
+        return state._replace(**dict(zip(dynamics.phase, new, strict=True)))
 
     def _walk(self, dynamics: Any, state: Any, mean: Params, clock: Any, num_steps: Any, noise: Noise) -> Any:
         """The same step by step, for dynamics that are no linear map."""

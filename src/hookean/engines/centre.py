@@ -81,9 +81,9 @@ class Member:
 class Due(NamedTuple):
     """A draw of the server's chain."""
 
-    index: int
-    state: Any
-    seen: Seen
+    number: int
+    position: Params
+    stats: dict[str, Any]
 
 
 class Centre:
@@ -120,7 +120,7 @@ class Centre:
         self.members[worker] = Member(member.incarnation + 1, -1, step, now)
         self.clock.count(worker, True)
         self.state = self.pieces.join(self.state, worker, payload)
-        self._changed(Kind.JOIN, worker, 0)
+        self._changed(Kind.JOIN, worker, 0, now)
         return self._reply(Status.OK, worker)
 
     def exchange(self, message: Message, now: float, is_finite: bool) -> Reply:
@@ -147,36 +147,34 @@ class Centre:
         self.state, copy = self.pieces.receive(self.state, report, self._key)
         member.seq, member.step = message.seq, message.step
         draw = -1
-        for tick in self.clock.tick(1 if served else 0):
+        for tick in self.clock.tick(steps if served else 0):
             draw = self._draw_at.get(tick, draw)
         if draw >= 0:
-            self.draws.append(Due(draw, self.state, message.seen))
+            self.draws.append(Due(draw, *self.pieces.served(self.state, message.seen)))
         self.telemetry.exchanges += 1
         self.telemetry.bytes += 2 * self.pieces.message_bytes
-        self._changed(Kind.REPORT, worker, steps, draw)
+        self._changed(Kind.REPORT, worker, steps, now, draw)
         return self._reply(Status.OK, worker)._replace(copy=copy, answers=True)
 
-    def leave(self, worker: int) -> None:
+    def leave(self, worker: int, now: float) -> None:
         """Stop counting."""
         if worker in self.clock.live:
             self.clock.count(worker, False)
             self.state = self.pieces.leave(self.state, worker)
-            self._changed(Kind.LEAVE, worker, 0)
+            self._changed(Kind.LEAVE, worker, 0, now)
 
     def expire(self, now: float, silent: set[int]) -> list[int]:
         """Let those of `silent` workers leave whose lease has ended."""
         gone = [w for w in sorted(silent & self.clock.live) if now >= self.members[w].heard + self.lease]
         for worker in gone:
-            self.leave(worker)
+            self.leave(worker, now)
         self.telemetry.evictions += len(gone)
         return gone
 
-    def _changed(self, kind: Kind, worker: int, steps: int, draw: int = -1) -> None:
+    def _changed(self, kind: Kind, worker: int, steps: int, now: float, draw: int = -1) -> None:
         self.version += 1
         member = self.members[worker]
-        self.events.append(
-            Event(kind, worker, steps, draw, incarnation=member.incarnation, seq=member.seq, version=self.version)
-        )
+        self.events.append(Event(kind, worker, steps, draw, -1, now, member.incarnation, member.seq, self.version))
         if self.version % self.snapshot_every == 0:
             self.write_down()
 
@@ -189,7 +187,11 @@ class Centre:
 
     def snapshot(self) -> tuple[Any, dict[str, Any]]:
         """State as arrays, and all else as plain values."""
-        facts = {
+        return self.pieces.duplicate(self.state), self.facts()
+
+    def facts(self) -> dict[str, Any]:
+        """All that is not arrays."""
+        return {
             "version": self.version,
             "generation": self.generation,
             "members": [dataclasses.asdict(member) for member in self.members],
@@ -197,10 +199,11 @@ class Centre:
             "ticks": self.clock.ticks,
             "credit": self.clock.credit,
         }
-        return self.state, facts
 
     def restore(self, state: Any, facts: dict[str, Any]) -> None:
-        """Become what a snapshot tells."""
+        """Become what a snapshot tells, as if nothing had been before."""
+        self.events.clear()
+        self.draws.clear()
         self.state = state
         self.version, self.generation = facts["version"], facts["generation"]
         self.members = [Member(**member) for member in facts["members"]]
@@ -214,16 +217,17 @@ class Centre:
         self._written = {"state": state, "facts": facts}
         self.events.append(Event(Kind.SNAPSHOT, version=self.version))
 
-    def rebuild(self) -> int:
+    def rebuild(self, now: float) -> int:
         """Fall back to the last snapshot and begin a new generation; how many versions are forgotten.
 
-        Lives go on counting from where they are, so that nothing that was sent before can be taken for news.
+        Lives go on counting from where they are, so that nothing that was sent before can be taken for news. Who has
+        left since the snapshot leaves once more, for nobody would hear of it again.
         """
         forgotten, generation = self.version - self._written["facts"]["version"], self.generation + 1
         lives = [member.incarnation for member in self.members]
-        heard = [member.heard for member in self.members]
+        heard, live = [member.heard for member in self.members], set(self.clock.live)
         facts = {**self._written["facts"], "generation": generation}
-        self.state = self._written["state"]
+        self.state = self.pieces.duplicate(self._written["state"])
         self.version = facts["version"]
         self.generation = generation
         self.members = [
@@ -234,6 +238,8 @@ class Centre:
         self._key = self.pieces.key_of(generation)
         self.telemetry.rebuilds += 1
         self.telemetry.rolled_back += forgotten
-        self.events.append(Event(Kind.REBUILD, steps=forgotten, seq=generation, version=self.version))
+        self.events.append(Event(Kind.REBUILD, steps=forgotten, time=now, seq=generation, version=self.version))
         self.write_down()
+        for worker in sorted(self.clock.live - live):
+            self.leave(worker, now)
         return forgotten

@@ -12,7 +12,7 @@ import numpy as np
 
 from hookean.engines.centre import Message, Reply
 from hookean.tree import tree_map
-from hookean.types import ArgumentError, HookeanError, Params
+from hookean.types import ArgumentError, HookeanError, Params, check_count
 
 
 class MessageLost(HookeanError):
@@ -62,11 +62,18 @@ class Faults:
     nans: Sequence[tuple[int, int]] = ()
     stragglers: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
-    def check(self) -> None:
-        """Refuse what cannot be."""
+    def check(self, workers: int) -> None:
+        """Refuse what cannot be, with `workers` workers."""
         for name in ("loss", "duplication", "reordering", "delay"):
             if not 0 <= getattr(self, name) < 1:
                 raise ArgumentError(name, f"is {getattr(self, name)!r}", "Give a probability of less than 1")
+        for name in ("worker_crashes", "nans", "stragglers"):
+            for entry in getattr(self, name):
+                worker = entry if name == "stragglers" else entry[0]
+                if not 0 <= worker < workers:
+                    raise ArgumentError(name, f"name worker {worker} of {workers}", f"Workers are 0 to {workers - 1}")
+        for factor in self.stragglers.values():
+            check_count("stragglers", factor)
 
 
 class Strikes:
@@ -105,9 +112,10 @@ class Faulty:
 
     def join(self, worker: int, payload: Params, step: int) -> Reply:
         """A join may be lost on its way there or back."""
-        self._lose(worker)
+        fate = self._random[worker].random()
+        self._lose(worker, fate < self.faults.loss / 2)
         reply = self.carrier.join(worker, payload, step)
-        self._lose(worker)
+        self._lose(worker, fate < self.faults.loss)
         return reply
 
     def leave(self, worker: int) -> None:
@@ -124,18 +132,20 @@ class Faulty:
         if chance() < self.faults.delay:
             self._delayed[worker].append(message)
             raise MessageLost(f"the report of worker {worker} is late")
-        self._lose(worker)
+        fate = chance()  # one half is lost on the way there, one half on the way back
+        self._lose(worker, fate < self.faults.loss / 2)
         reply = self.carrier.exchange(message)
         if chance() < self.faults.duplication:
             reply = self.carrier.exchange(message)
         self._deliver(self._behind[worker])
         if chance() < self.faults.reordering:
             self._behind[worker].append(message)
-        self._lose(worker)
+        self._lose(worker, fate < self.faults.loss)
         return reply
 
-    def _lose(self, worker: int) -> None:
-        if self._random[worker].random() < self.faults.loss / 2:  # one half on the way there, one half on the way back
+    @staticmethod
+    def _lose(worker: int, lost: bool) -> None:
+        if lost:
             raise MessageLost(f"a message of worker {worker} was lost")
 
     def _deliver(self, messages: list[Message]) -> None:

@@ -57,14 +57,15 @@ class Pieces:
         self.room = 1 if job.coupling.server_owns_chain else int(np.clip(WINDOW_BYTES // max(each, 1), 1, most))
         self.window = jax.jit(self._window)
         self.report = jax.jit(job.report)
-        self.receive = jax.jit(self._receive)
+        self.receive = jax.jit(self._receive, donate_argnums=0)  # in place: it holds the positions of all workers
+        self.duplicate = jax.jit(_copied)
         self.adopt = jax.jit(job.coupling.adopt)
-        self.join = jax.jit(job.coupling.join)
-        self.leave = jax.jit(job.coupling.leave)
+        self.join = jax.jit(job.coupling.join, donate_argnums=0)
+        self.leave = jax.jit(job.coupling.leave, donate_argnums=0)
         self.payload = jax.jit(job.coupling.payload)
         self.heat = jax.jit(lambda owner: job.roles[0].kinetic_temperature(owner.state))
-        self.copy = jax.jit(lambda centre: centre.copy())
-        self.measure_server = jax.jit(job.measure_server)
+        self.copy = jax.jit(lambda centre: _copied(centre.copy()))
+        self.served = jax.jit(lambda centre, seen: _copied((centre.state.position, job.measure_server(centre, seen))))
         self.is_finite = jax.jit(_is_finite)
 
     def open(self) -> tuple[list[Place], Any]:
@@ -75,6 +76,21 @@ class Pieces:
             worker = shared._replace(state=row(shared.state, chain))
             places.append(Place(worker, row(new_seen(1), 0), jnp.zeros((), jnp.int32)))
         return places, centre
+
+    def compile(self, data: Any, place: Place, centre: Any) -> None:
+        """Call each function once on these devices: nobody shall wait for a compiler while another holds the centre."""
+        self.run(data, place, 0, [])
+        if self.exchanges:
+            here, there = place.step.device, jax.tree.leaves(centre)[0].device
+            self.adopt(place.worker, jax.device_put(self.copy(centre), here), np.int32(0))
+            told = self.report(place.worker, 0, 0), self.payload(place.worker), place.seen
+            report, payload, seen = jax.device_put(told, there)
+            self.is_finite(report.payload)
+            centre, _ = self.receive(self.duplicate(centre), report._replace(steps=0), self.key_of(0))
+            if self.job.coupling.server_owns_chain:
+                self.served(centre, seen)
+                self.heat(centre)
+            jax.block_until_ready(self.leave(self.join(centre, 0, payload), 0))
 
     def plan(self, step: int, longest: int) -> tuple[list[int], list[int]]:
         """The next window of a worker that has taken `step` steps: its stretches, and the draw that each gives (or -1).
@@ -149,6 +165,11 @@ class Pieces:
         return num_bytes(self.job.starts) // self.job.chains
 
 
+def _copied(tree: Any) -> Any:
+    """The same values in memory of their own, which stays when the centre's is written over."""
+    return tree_map(jnp.copy, tree)
+
+
 def _is_finite(tree: Params) -> jax.Array:
     return jax.tree.reduce(jnp.logical_and, tree_map(lambda leaf: jnp.all(jnp.isfinite(leaf)), tree))
 
@@ -162,9 +183,10 @@ def replay(job: Job, log: Sequence[Event], keep: Keep) -> tuple[list[Place], Any
     pieces = Pieces(job)
     places, centre = pieces.open()
     answers: list[Copy | None] = [None] * job.chains
-    written, key, generation = centre, pieces.key_of(0), 0
+    written, key, generation = pieces.duplicate(centre), pieces.key_of(0), 0
     wanted = {(event.seq, event.version) for event in log if event.kind is Kind.ADOPT and event.box == -2}
     copies: dict[tuple[int, int], Copy] = {}
+    late: dict[tuple[int, int, int], tuple[Report, Seen]] = {}
     data = job.target.data
     served = job.coupling.server_owns_chain
     for event in log:
@@ -174,25 +196,29 @@ def replay(job: Job, log: Sequence[Event], keep: Keep) -> tuple[list[Place], Any
             if event.draw >= 0:
                 keep(worker, event.draw, *jax.device_get(row(rows, 0)))
         elif event.kind is Kind.REPORT:
-            report = pieces.report(places[worker].worker, worker, event.steps)
-            centre, answers[worker] = pieces.receive(centre, report, key)
+            now = pieces.report(places[worker].worker, worker, event.steps), places[worker].seen
+            report, seen = late.pop((worker, event.incarnation, event.seq), now)
+            centre, answers[worker] = pieces.receive(centre, report._replace(steps=np.int32(event.steps)), key)
             if served and event.draw >= 0:
-                stats = pieces.measure_server(centre, places[worker].seen)
-                keep(0, event.draw, *jax.device_get((centre.state.position, stats)))
+                keep(0, event.draw, *jax.device_get(pieces.served(centre, seen)))
+        elif event.kind is Kind.SEND:
+            report = pieces.report(places[worker].worker, worker, 0)
+            late[worker, event.incarnation, event.seq] = report, places[worker].seen
         elif event.kind is Kind.ADOPT and event.box < 0:
             place = places[worker]
             copy = answers[worker] if event.box == -1 else copies[event.seq, event.version]
             places[worker] = place._replace(worker=pieces.adopt(place.worker, copy, place.step - event.steps))
         elif event.kind is Kind.JOIN:
             place = places[worker]
+            late = {which: message for which, message in late.items() if which[0] != worker}  # of an earlier life
             centre = pieces.join(centre, worker, pieces.payload(place.worker))
             places[worker] = place._replace(worker=pieces.adopt(place.worker, pieces.copy(centre), place.step))
         elif event.kind is Kind.LEAVE:
             centre = pieces.leave(centre, worker)
         elif event.kind is Kind.SNAPSHOT:
-            written = centre
+            written = pieces.duplicate(centre)
         elif event.kind is Kind.REBUILD:
-            centre, generation = written, event.seq
+            centre, generation = pieces.duplicate(written), event.seq
             key = pieces.key_of(generation)
         else:
             raise HookeanError(f"a log with {event.kind.name} is not one of threads")

@@ -50,10 +50,10 @@ class Desk(NamedTuple):
     worker: Worker
     step: jax.Array
     seen: Seen
-    saved: Worker | None
+    saved: Any  # this and the next three are None where nothing is exchanged
     centre: Any
-    report: Report | None
-    copy: Copy | None
+    report: Any
+    copy: Any
 
 
 class Room(NamedTuple):
@@ -87,7 +87,7 @@ class Simulated(Engine):
 
     def run(self, job: Job, recorder: Recorder, saved: Saved | None = None) -> dict[str, Any]:
         """Draw up the log, then execute it, stretch after stretch."""
-        facts = {"stretches": [], "done": 0} if saved is None else saved.facts
+        facts: dict[str, Any] = {"stretches": [], "done": 0} if saved is None else saved.facts
         done = facts["done"] if saved is not None and saved.leaves else 0
         ends = [*(end for end in facts["stretches"] if end < job.num_steps), job.num_steps]
         logs = [self._log(job, start, end) for start, end in zip([0, *ends], ends, strict=False)]
@@ -306,8 +306,9 @@ def _run(
 
 def _take(carry: Carry, event: Columns) -> Desk:
     """Of the whole, what `event` can touch. Where it names no worker or box: the last, put back as it is."""
-    who = row((carry.workers, carry.steps, carry.seen, carry.saved), event.worker)
-    return Desk(*who, carry.centre, *row((carry.reports, carry.copies), event.box))
+    worker, step, seen, saved = row((carry.workers, carry.steps, carry.seen, carry.saved), event.worker)
+    report, copy = row((carry.reports, carry.copies), event.box)
+    return Desk(worker, step, seen, saved, carry.centre, report, copy)
 
 
 def _put_back(carry: Carry, desk: Desk, event: Columns) -> Carry:

@@ -10,11 +10,13 @@ Who came first is decided by the hardware. The log remembers it: `hookean.engine
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -95,7 +97,7 @@ class Threads(Engine):
             value = getattr(self, name)
             if not (isinstance(value, int | float) and value > 0):
                 raise ArgumentError(name, f"is {value!r}", "Give seconds, greater than 0")
-        self.faults.check()
+        self.faults.check(chains)
 
     @property
     def seats(self) -> int:
@@ -110,11 +112,15 @@ class Threads(Engine):
 class _Life:
     """What a worker's thread knows of its conversation with the centre."""
 
-    def __init__(self, incarnation: int = 0, generation: int = 0) -> None:
-        self.incarnation, self.generation = incarnation, generation
+    def __init__(self, incarnation: int) -> None:
+        self.begin(incarnation, 0, -1)
+
+    def begin(self, incarnation: int, generation: int, version: int) -> None:
+        self.incarnation, self.generation, self.version = incarnation, generation, version
         self.seq = -1
-        self.version = -1
         self.unanswered = 0
+        self.owes = False
+        """An answer that was to be adopted has not come."""
 
 
 class _Stopped(Exception):
@@ -131,23 +137,27 @@ class _Direct:
         floor = self.floor
         payload = jax.device_put(payload, floor.centre_device)
         with floor.lock:
-            return floor.centre.join(worker, payload, step, time.monotonic())
+            return floor.centre.join(worker, payload, step, floor.now())
 
     def exchange(self, message: Message) -> Reply:
         floor = self.floor
-        message = message._replace(report=jax.device_put(message.report, floor.centre_device))
+        report, seen = jax.device_put((message.report, message.seen), floor.centre_device)
+        message = message._replace(report=report, seen=seen)
         is_finite = bool(floor.pieces.is_finite(message.report.payload))
         with floor.lock:
             try:
                 floor.strikes.centre(floor.centre.version)
-                return floor.centre.exchange(message, time.monotonic(), is_finite)
+                reply = floor.centre.exchange(message, floor.now(), is_finite)
+                if reply.status is Status.REFUSED:
+                    floor.notices.append(f"chain {message.worker} reported NaN or Inf at step {message.step}: refused")
+                return reply
             except Exception as error:
                 floor.rebuild(error)
                 raise MessageLost("the centre raised") from error
 
     def leave(self, worker: int) -> None:
         with self.floor.lock:
-            self.floor.centre.leave(worker)
+            self.floor.centre.leave(worker, self.floor.now())
 
 
 class _Floor:
@@ -160,6 +170,7 @@ class _Floor:
         self.lock = threading.RLock()
         self.news = threading.Condition(self.lock)
         self.strikes = Strikes(engine.faults)
+        self.began = time.monotonic()
         devices = jax.local_devices()
         self.centre_device = devices[0]
         self.devices = [devices[chain % len(devices)] for chain in range(job.chains)]
@@ -174,9 +185,6 @@ class _Floor:
             pieces, jax.device_put(state, self.centre_device), engine.lease, engine.snapshot_every, self.counts
         )
         self.events = self.centre.events
-        now = time.monotonic()
-        for member in self.centre.members:
-            member.heard = now
         self.restarts = [0] * job.chains
         self.centre_failures = 0
         self.begun = [True] * (job.chains - engine.spare) + [False] * engine.spare
@@ -186,7 +194,7 @@ class _Floor:
             self.begun, self.removed = list(saved.facts["begun"]), list(saved.facts["removed"])
         elif pieces.exchanges:
             for chain in np.flatnonzero(~np.array(self.begun)):
-                self.centre.leave(int(chain))
+                self.centre.leave(int(chain), 0.0)
         self.must_join = [saved is not None] * job.chains
         direct = _Direct(self)
         self.carrier: Carrier = direct if engine.faults == Faults() else Faulty(direct, engine.faults, job.chains)
@@ -194,6 +202,7 @@ class _Floor:
         self.rows: list[Rows] = []
         self.waiting_bytes = 0
         self.inflight = [0] * job.chains
+        self.asked = [int(place.worker.asked) for place in places]
         self.heat = [math.nan] * job.chains
         self.potentials = [math.nan] * job.chains
         self.measured = 0.0
@@ -211,8 +220,10 @@ class _Floor:
         self.recorder.requests = []
         for device in set(self.devices):  # compile before the clocks of the leases tick
             chain = self.devices.index(device)
-            jax.block_until_ready(self.pieces.run(self.data[device], self.places[chain], chain, []))
+            self.pieces.compile(self.data[device], self.places[chain], self.centre.state)
         self.last_progress = time.monotonic()
+        for member in self.centre.members:
+            member.heard = self.now()
         for chain in range(self.job.chains):
             if self.begun[chain] and not self.removed[chain] and self.steps[chain] < self.job.num_steps:
                 self.start(chain)
@@ -225,14 +236,15 @@ class _Floor:
                 self.watch_over()
         except BaseException as error:
             self.fail(error)
+        end = time.monotonic() + SECONDS_TO_STOP
         for thread in self.threads.values():
-            thread.join(SECONDS_TO_STOP if self.failure is not None else None)
-        if self.failure is None or isinstance(self.failure, HookeanError):
-            self.look()
+            thread.join(None if self.failure is None else max(end - time.monotonic(), 0.0))
         if self.failure is not None:
+            with contextlib.suppress(Exception):  # the first error counts
+                self.take()
             raise self.failure
-        snapshot = self.take()
-        self.recorder.save(snapshot)
+        self.look()
+        self.recorder.save(Snapshot((self.places, self.centre.state), self.facts()))
         if self.lost:
             told = "; ".join(f"chain {chain}: {in_one_line(error)}" for chain, error in sorted(self.lost.items()))
             warnings.warn(
@@ -243,29 +255,39 @@ class _Floor:
             )
         return {"steps": max(self.steps), "final": (self.stacked(), self.centre.state), "restarts": list(self.restarts)}
 
+    def now(self) -> float:
+        """Seconds since the start of the run."""
+        return time.monotonic() - self.began
+
     def stacked(self) -> Worker:
         """All workers' last states as one, as other engines give them."""
         workers = jax.device_get([place.worker for place in self.places])
         return tree_map(lambda *leaves: np.stack(leaves), *workers)
 
-    def take(self) -> Snapshot:
-        """Hand over what has been published, and a snapshot that fits to it."""
+    def take(self) -> Callable[[], Snapshot] | None:
+        """Hand over what has been published, and a snapshot that fits to it, if one is due.
+
+        The centre is written over in place, so that a snapshot needs a copy, made while nothing moves.
+        """
+        wanted = self.recorder.checkpoint_due()
         with self.news:
             events, rows, dues = list(self.events), self.rows, self.centre.draws
             self.events.clear()
             self.rows, self.centre.draws, self.waiting_bytes = [], [], 0
-            state, facts = self.centre.snapshot()
+            state = self.pieces.duplicate(self.centre.state) if wanted else None
             places = list(self.places)
-            told = {"centre": facts, "begun": list(self.begun), "removed": list(self.removed)}
+            told = self.facts()
             self.news.notify_all()
         self.recorder.log(events)
         for entry in rows:
             self.recorder.keep(*entry)
         for due in dues:
-            stats = self.pieces.measure_server(due.state, due.seen)
-            draw, numbers = jax.device_get((due.state.state.position, stats))
-            self.recorder.keep(0, due.index, *tree_map(lambda x: np.asarray(x)[None], (draw, numbers)))
-        return Snapshot((places, state), told)
+            draw, stats = jax.device_get((due.position, due.stats))
+            self.recorder.keep(0, due.number, *tree_map(lambda x: np.asarray(x)[None], (draw, stats)))
+        return (lambda: Snapshot((places, state), told)) if wanted else None
+
+    def facts(self) -> dict[str, Any]:
+        return {"centre": self.centre.facts(), "begun": list(self.begun), "removed": list(self.removed)}
 
     def look(self) -> None:
         snapshot = self.take()
@@ -277,9 +299,11 @@ class _Floor:
         now = time.monotonic()
         if now - self.measured > SECONDS_BETWEEN_MEASUREMENTS:
             self.measured = now
-            places, centre = snapshot.state
-            served = self.job.coupling.server_owns_chain
-            self.heat = [float(self.pieces.heat(centre if served else place.worker)) for place in places]
+            with self.lock:
+                places = list(self.places)
+                served = self.job.coupling.server_owns_chain
+                heat = self.pieces.heat(self.centre.state) if served else None
+            self.heat = [float(self.pieces.heat(place.worker) if heat is None else heat) for place in places]
             self.potentials = [float(place.seen.potential) for place in places]
         running = [i for i, begun in enumerate(self.begun) if begun]
 
@@ -292,7 +316,7 @@ class _Floor:
         def windows() -> list[Window]:
             return [Window(i, self.steps[i], self.potentials[i], self.heat[i], self.recorder) for i in finished]
 
-        if self.recorder.look(progress, windows, lambda: snapshot):
+        if self.recorder.look(progress, windows, snapshot):
             self.stopping = True
 
     def serve(self) -> None:
@@ -312,11 +336,10 @@ class _Floor:
 
     def watch_over(self) -> None:
         """End the leases of the silent, and the run if nothing moves any more."""
-        now = time.monotonic()
         if self.pieces.exchanges:
             with self.lock:
-                self.centre.expire(now, set(range(self.job.chains)))
-        if now - self.last_progress > self.engine.patience and self.failure is None:
+                self.centre.expire(self.now(), set(range(self.job.chains)))
+        if time.monotonic() - self.last_progress > self.engine.patience and self.failure is None:
             slow = ", ".join(f"chain {i} at step {self.steps[i]}" for i, t in self.threads.items() if t.is_alive())
             raise StalledError(
                 f"no worker has finished a window for {self.engine.patience:g} s ({slow}). A likelihood or a reader "
@@ -340,7 +363,7 @@ class _Floor:
         self.centre_failures += 1
         if self.centre_failures > self.engine.max_restarts:
             self.fail(error)
-        forgotten = self.centre.rebuild()
+        forgotten = self.centre.rebuild(self.now())
         self.notices.append(
             f"the centre raised ({in_one_line(error)}) and was rebuilt: {forgotten} versions are forgotten, generation "
             f"{self.centre.generation} begins"
@@ -373,7 +396,7 @@ class _Floor:
                 return True
             self.lost[chain] = error
             if self.pieces.exchanges:
-                self.centre.leave(chain)
+                self.centre.leave(chain, self.now())
             if len(self.lost) == sum(self.begun):
                 self.fail(error)
             self.news.notify_all()
@@ -430,7 +453,8 @@ class _Floor:
         with self.news:
             if self.stopping:
                 raise _Stopped
-            self.events.extend(Event(Kind.RUN, chain, length, draw) for length, draw in stretches)
+            now = self.now()
+            self.events.extend(Event(Kind.RUN, chain, length, draw, time=now) for length, draw in stretches)
             self.places[chain], self.steps[chain], self.inflight[chain] = place, step, 0
             self.rows.extend(rows)
             self.waiting_bytes += sum(leaf.nbytes for entry in rows for leaf in jax.tree.leaves(entry.draws))
@@ -444,7 +468,8 @@ class _Floor:
             self.counts.waiting += time.perf_counter() - began
 
     def diverged(self, chain: int, place: Place, step: int) -> None:
-        self.fail(diverged(self.job, chain, place.worker.state, self.centre.state, step))
+        with self.lock:
+            self.fail(diverged(self.job, chain, place.worker.state, self.centre.state, step))
         raise _Stopped
 
     # -- its conversation ---------------------------------------------------------------------------------------------
@@ -453,14 +478,13 @@ class _Floor:
         """Begin a life; what is told is adopted (the log's JOIN says both)."""
         payload = self.pieces.payload(place.worker)
         reply = self.until_answered(chain, lambda: self.carrier.join(chain, payload, step))
-        life.__init__(reply.incarnation, reply.generation)
-        life.version = reply.version
+        life.begin(reply.incarnation, reply.generation, reply.version)
         return self.adopted(chain, place, reply, step, None)
 
     def exchange(self, chain: int, place: Place, step: int, life: _Life) -> Place:
         """Report, and adopt the answer if it is time for one. Without an answer, go on with the copy there is."""
         began = time.perf_counter()
-        wants = step % self.pieces.refresh_every == 0
+        wants = life.owes = life.owes or step % self.pieces.refresh_every == 0
         life.seq += 1
         report = self.pieces.report(place.worker, chain, 0)
         message = Message(chain, life.incarnation, life.generation, life.seq, step, report, place.seen)
@@ -471,6 +495,9 @@ class _Floor:
                 break
         else:
             life.unanswered += 1
+            with self.lock:  # it may be under way, and come to be applied when the worker is elsewhere
+                told = Event(Kind.SEND, chain, time=self.now(), incarnation=life.incarnation, seq=life.seq)
+                self.events.append(told)
             if life.unanswered >= self.engine.max_staleness:
                 reply = self.until_answered(chain, lambda: self.carrier.exchange(message))
         if reply is not None:
@@ -479,9 +506,11 @@ class _Floor:
                 place = self.join(chain, place, step, life)
             elif reply.status is Status.FENCED:
                 raise HookeanError(f"chain {chain} has begun another life: this one ends")
-            elif reply.copy is not None and wants and self.is_news(reply, life):
-                life.version = reply.version
-                place = self.adopted(chain, place, reply, step, Event(Kind.ADOPT, chain))
+            elif reply.copy is not None and wants:
+                life.owes = False
+                if self.is_news(reply, life):
+                    life.version = reply.version
+                    place = self.adopted(chain, place, reply, step, Event(Kind.ADOPT, chain))
         with self.lock:
             self.counts.exchanging += time.perf_counter() - began
         return place
@@ -503,7 +532,7 @@ class _Floor:
         end = time.monotonic() + self.engine.patience
         while not self.stopping:
             try:
-                return call()  # type: ignore[no-any-return]
+                return call()
             except MessageLost:
                 with self.lock:
                     self.counts.lost += 1
@@ -521,7 +550,9 @@ class _Floor:
         with self.lock:
             if event is not None:
                 box = -1 if reply.answers else -2
-                self.events.append(event._replace(box=box, seq=reply.generation, version=reply.version))
-                self.counts.aged(self.pieces.refresh_every - 1)
+                told = event._replace(box=box, time=self.now(), seq=reply.generation, version=reply.version)
+                self.events.append(told)
+                self.counts.aged(step - 1 - self.asked[chain])
+            self.asked[chain] = step
             self.places[chain] = place
         return place
