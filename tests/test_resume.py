@@ -190,8 +190,8 @@ def assert_no_draw_lost_or_doubled(run: hk.Run, num_steps: int) -> None:
 def test_a_run_that_was_stopped_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
     case, path = DETERMINISTIC[name], tmp_path / "run"
     whole = case.sample()
-    stopped = case.sample(path, callbacks=[after(90)])
-    assert stopped.stored.state == "stopped" and 90 <= stopped.info["steps"] < 240
+    stopped = case.sample(path, callbacks=[after(40)])
+    assert stopped.stored.state == "stopped" and 40 <= stopped.info["steps"] < 240
     assert stopped.stats["potential"].shape[1] < whole.stats["potential"].shape[1]
     assert_same_bits(case.resume(path), whole)
     assert hk.load(path).stored.state == "finished"
@@ -207,7 +207,7 @@ def test_a_finished_run_can_be_made_longer(name: str, tmp_path: Path) -> None:
     case, path = DETERMINISTIC[name], tmp_path / "run"
     short = case.sample(path)
     wanted, kept = numbers(short), short.stats["potential"].shape[1]
-    stopped = case.resume(path, num_steps=401, callbacks=[after(300)])  # 401 is no multiple of anything
+    stopped = case.resume(path, num_steps=401, callbacks=[after(250)])  # 401 is no multiple of anything
     assert stopped.stored.state == "stopped"
     longer = case.resume(path)
     assert longer.stats["potential"].shape[1] == len(longer.kept_steps) > kept
@@ -615,11 +615,15 @@ def arrays(run):
 def whole():
     np.savez(reference, **arrays(model.sample(engine, num_steps)))
 
-def begin():
-    model.sample(engine, num_steps, path)
+def tell(window):
+    if announced:
+        os.write(announced.pop(), b"w")
 
-def go_on():
-    hk.resume(path, model.target, progress=False)
+def live():
+    if os.path.exists(path):
+        hk.resume(path, model.target, progress=False, callbacks=[tell])
+    else:
+        model.sample(engine, num_steps, path, callbacks=[tell])
 
 def check():
     run = hk.load(path)
@@ -643,9 +647,12 @@ def check():
     assert comparison.differing == 0 and comparison.draws == 3 * kept, comparison
 
 def forked(task):
+    # The child, and a pipe that tells when its first window is done, or that it has ended.
+    receive, send = os.pipe()
     child = os.fork()
     if child == 0:
         code = 1
+        announced.append(send)
         try:
             global model
             import model  # here, for a target starts JAX's backend, and that does not survive a fork
@@ -656,47 +663,55 @@ def forked(task):
         finally:
             sys.stderr.flush()
             os._exit(code)
-    return child
+    os.close(send)
+    return child, receive
 
-def awaited(child):
+def done(task):
+    child, receive = forked(task)
+    os.close(receive)
     assert os.waitpid(child, 0)[1] == 0, "a child failed"
 
-def opened(child):
-    # Whether the child holds the store by now, or has ended.
-    try:
-        with open(path + "/progress.json") as file:
-            if json.load(file)["pid"] == child:
-                return True
-    except (OSError, ValueError):
-        pass
+def ended(child):
     return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
+def opened(child):
+    # Whether the child holds the store by now.
+    try:
+        with open(path + "/progress.json") as file:
+            return json.load(file)["pid"] == child
+    except (OSError, ValueError):
+        return False
+
 assert not xla_bridge.backends_are_initialized()
-choose = random.Random(kills)
+choose, announced = random.Random(kills), []
 if exact:
-    awaited(forked(whole))
+    done(whole)
 killed = finished = inside = 0
 while killed < kills:
-    child = forked(go_on if os.path.exists(path) else begin)
-    while not opened(child):
-        time.sleep(0.001)
-    delay = choose.uniform(0, 0.05) if choose.random() < 0.2 else choose.uniform(0, 1.2)
+    child, receive = forked(live)
+    if choose.random() < 0.3:  # while it is made or reopened, or still compiles
+        while not opened(child) and not ended(child):
+            time.sleep(0.001)
+        delay = choose.uniform(0, 0.3)
+    else:  # while it samples and writes
+        os.read(receive, 1)
+        delay = choose.uniform(0, 0.4)
     end = time.monotonic() + delay
-    while time.monotonic() < end and os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+    while time.monotonic() < end and not ended(child):
         time.sleep(0.001)
+    os.close(receive)
     os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
         killed += 1
-        names = [name for _, _, files in os.walk(path) for name in files]
-        inside += any(".partial" in name for name in names)
+        inside += any(".partial" in name for _, _, files in os.walk(path) for name in files)
         continue
     assert status == 0, "a child failed"
-    awaited(forked(check))
+    done(check)
     finished += 1
     shutil.rmtree(path)
-awaited(forked(go_on if os.path.exists(path) else begin))
-awaited(forked(check))
+done(live)
+done(check)
 print(killed, "kills,", finished + 1, "finished,", inside, "inside a write")
 """
 
