@@ -295,7 +295,7 @@ class _Floor:
             finished, self.windows = self.windows, []
             notices, self.notices = self.notices, []
         for notice in notices:
-            warnings.warn(notice, HookeanWarning, stacklevel=2)
+            warnings.warn(f"the centre raised {notice}", HookeanWarning, stacklevel=2)
         now = time.monotonic()
         if now - self.measured > SECONDS_BETWEEN_MEASUREMENTS:
             self.measured = now
@@ -365,7 +365,7 @@ class _Floor:
             self.fail(error)
         forgotten = self.centre.rebuild(self.now())
         self.notices.append(
-            f"the centre raised ({in_one_line(error)}) and was rebuilt: {forgotten} versions are forgotten, generation "
+            f"({in_one_line(error)}) and was rebuilt: {forgotten} versions are forgotten, generation "
             f"{self.centre.generation} begins"
         )
 
