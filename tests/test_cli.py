@@ -1,10 +1,14 @@
-"""The command line as a person meets it: what is printed where, what is saved, and what errors say. About 12 s."""
+"""The command line as a person meets it: what is printed where, what is saved, and what errors say. About 40 s."""
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -138,6 +142,7 @@ def test_sample_saves_what_the_function_gives_and_prints_its_summary(model: Path
     result = hookean(
         "sample", f"{model}:target", "--dynamics", "SGHMC(step_size=0.1, friction=2)",
         "--coupling", "Elastic(1, every=4, schedule=release())", *SHORT, "--out", out,
+        "--engine", "Vectorised",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     defined = cli._load(model)
@@ -146,6 +151,7 @@ def test_sample_saves_what_the_function_gives_and_prints_its_summary(model: Path
         defined["init"],
         dynamics=hk.SGHMC(step_size=0.1, friction=2),
         coupling=hk.Elastic(1, every=4, schedule=hk.release()),
+        engine=hk.Vectorised(),
         chains=3,
         num_steps=60,
         warmup=20,
@@ -165,7 +171,7 @@ def test_dynamics_and_schedules_of_the_users_own(model: Path, tmp_path: Path) ->
     out = tmp_path / "draws.npz"
     result = hookean(
         "sample", f"{model}:target", "--init", "far", "--dynamics", "Lazy(decay)", "--coupling", "slack", *SHORT,
-        "--out", out, "--no-progress",
+        "--out", out, "--no-progress", "--engine", "Vectorised",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith("Lazy x Elastic: 3 chains")
@@ -178,6 +184,7 @@ def test_dynamics_and_schedules_of_the_users_own(model: Path, tmp_path: Path) ->
         defined["far"],
         dynamics=defined["Lazy"](defined["decay"]),
         coupling=hk.Elastic(0.5, 3),
+        engine=hk.Vectorised(),
         **same,
     )
     saved_as(run, out)
@@ -300,7 +307,7 @@ def test_nothing_is_evaluated_as_code(text: str, model: Path, tmp_path: Path, mo
         (
             "model.py:target",
             ["--engine", "Cluster"],
-            ["--engine: knows no 'Cluster'", "There is Simulated, Vectorised"],
+            ["--engine: knows no 'Cluster'", "There is Simulated, Threads, Vectorised"],
         ),
         ("model.py:target", ["--warmup", "10000"], ["warmup: is 10000 of 10000 steps"]),
         ("model.py:target", ["--chains", "0"], ["chains: is 0"]),
@@ -381,6 +388,185 @@ def test_a_wrong_command_line_exits_with_2(arguments: list[str], message: str) -
     assert result.exit_code == 2
     assert result.stdout == ""
     assert message in result.stderr
+
+
+# -- runs on disk ------------------------------------------------------------------------------------------------------
+
+STORED = ["--dynamics", "Lazy(decay)", "--coupling", "slack", "--engine", "Vectorised", *SHORT, "--no-progress"]
+
+
+@pytest.fixture
+def stored(model: Path, tmp_path: Path) -> Path:
+    """A finished run that the command line made."""
+    result = hookean("sample", f"{model}:regression", "--init", "far", *STORED, "--store", tmp_path / "run")
+    assert result.exit_code == 0, result.output
+    assert f"3 x 8 draws are in {tmp_path / 'run'}" in result.stderr
+    return tmp_path / "run"
+
+
+def test_a_stored_run_is_that_of_the_function_and_knows_where_it_is_from(stored: Path, model: Path) -> None:
+    run = hk.load(stored)
+    note = {"file": str(model), "target": "regression", "init": "far"}
+    assert run.stored.description["note"] == {"source": note}
+    defined = cli._load(model)
+    again = hk.sample(
+        defined["regression"],
+        defined["far"],
+        dynamics=defined["Lazy"](defined["decay"]),
+        coupling=defined["slack"],
+        engine=hk.Vectorised(),
+        chains=3,
+        num_steps=60,
+        warmup=20,
+        thin=5,
+        seed=7,
+        progress=False,
+    )
+    np.testing.assert_array_equal(run.draws["slope"][:], again.draws["slope"])
+    assert run.draws["slope"].dtype == np.float32
+
+
+def test_store_options_are_handed_on(stored: Path, model: Path) -> None:
+    where = ["sample", f"{model}:target", *STORED]
+    assert "holds a run already" in refused(hookean(*where, "--store", stored))
+    result = hookean(*where, "--store", stored, "--overwrite", "--dtype", "bfloat16")
+    assert result.exit_code == 0, result.output
+    assert hk.load(stored).draws["slope"].dtype == jnp.bfloat16
+    assert "float32, bfloat16, float64" in refused(hookean(*where, "--store", stored.parent / "n", "--dtype", "int8"))
+    for option in (["--overwrite"], ["--dtype", "bfloat16"]):
+        assert "Give --store DIR too" in refused(hookean(*where, *option))
+
+
+def test_resume_makes_a_run_longer_and_replay_compares_it(stored: Path) -> None:
+    summary = hk.load(stored).summary()
+    finished = hookean("resume", stored)
+    assert finished.exit_code == 0 and finished.stdout == summary + "\n"
+    assert "60 steps in" not in finished.stderr, "sampled"
+    result = hookean("resume", stored, "--num-steps", 90)
+    assert result.exit_code == 0, result.output
+    assert "90 steps" in result.stdout and "60 x" not in result.stdout
+    assert "90 steps in" in result.stderr, "no progress"
+    assert hk.load(stored).draws["slope"].shape == (3, 14, 2)
+    assert "It can only grow" in refused(hookean("resume", stored, "--num-steps", 80))
+    result = hookean("replay", stored, "--no-progress")
+    assert (result.exit_code, result.stdout) == (0, "42 draws are the same, bit for bit\n")
+
+
+def test_a_changed_target_is_refused_unless_forced(stored: Path, model: Path) -> None:
+    model.write_text(MODEL.replace('(batch[0] - p["level"])', '(2 * batch[0] - p["level"])'))
+    for command in ("resume", "replay"):
+        said = refused(hookean(command, stored, "--no-progress"))
+        assert said.startswith("target: is not the one") and "--force" in said
+    forced = hookean("replay", stored, "--no-progress", "--force")
+    assert forced.exit_code == 1
+    assert re.fullmatch(r"\d+ of 24 draws differ; first: chain \d, draw 0 \(step 25\), leaf '\w+'; .*\n", forced.stdout)
+    assert "warning: target: is not the one" in forced.stderr
+    assert hookean("resume", stored, "--no-progress", "--force", "--num-steps", 90).exit_code == 0
+
+
+def test_settings_of_the_file_are_those_of_before(stored: Path, model: Path) -> None:
+    """A schedule that the file defines otherwise by now is not the run's."""
+    model.write_text(MODEL.replace("return 0.1 /", "return 0.05 /"))
+    result = hookean("replay", stored, "--no-progress")
+    assert (result.exit_code, result.stdout) == (0, "24 draws are the same, bit for bit\n")
+
+
+def test_a_file_that_is_gone_or_broken_is_an_error(stored: Path, model: Path) -> None:
+    text = model.read_text()
+    model.write_text(text.replace("regression = ", "other = "))
+    assert "defines no 'regression'" in refused(hookean("resume", stored))
+    model.write_text("import jax\n1 / 0\n")
+    assert "line 2: ZeroDivisionError" in refused(hookean("resume", stored))
+    model.unlink()
+    for command in ("resume", "replay"):
+        said = refused(hookean(command, stored))
+        assert "is no longer there" in said and f"hk.{command}({str(stored)!r}, target)" in said
+
+
+def test_a_run_of_a_script_is_sent_back_there(tmp_path: Path) -> None:
+    target = hk.Target.from_log_density(lambda x: -jnp.sum(x**2) / 2)
+    settings: dict[str, Any] = {"chains": 2, "num_steps": 8, "progress": False, "engine": hk.Vectorised()}
+    hk.sample(target, jnp.zeros(2), dynamics=hk.SGLD(0.1), store=tmp_path / "run", **settings)
+    for command in ("resume", "replay"):
+        said = refused(hookean(command, tmp_path / "run"))
+        assert "was made by a script" in said and f"hk.{command}({str(tmp_path / 'run')!r}, target)" in said
+
+
+@pytest.mark.parametrize("command", ["resume", "replay", "status"])
+def test_what_is_no_run_is_said_to_be_none(command: str, tmp_path: Path) -> None:
+    assert "does not exist" in refused(hookean(command, tmp_path / "absent"))
+    assert "is not a run of hookean" in refused(hookean(command, tmp_path))
+
+
+def test_status_shows_where_a_run_stands(stored: Path) -> None:
+    result = hookean("status", stored)
+    assert result.exit_code == 0, result.output
+    shown = " ".join(result.stdout.split())
+    for words in (
+        "finished ",
+        "dynamics Lazy(step_size=<function decay>)",
+        "coupling Elastic(alpha=0.5, every=3)",
+        "chains 3, num_steps 60, warmup 20, thin 5, seed 7",
+        "step 60 of 60",
+        "chain step draws potential temperature 0 60 8 ",
+        "goodput 100.00%",
+        "exchanges 60 ",
+        "staleness of the copy of the centre, in steps 2-3 100.0%",
+    ):
+        assert words in shown, shown
+    assert hookean("status", stored, "--watch").stdout == result.stdout  # it is not running
+
+
+def test_status_has_json_for_machines(stored: Path) -> None:
+    def never(text: str) -> None:
+        raise AssertionError(f"{text} is no JSON")
+
+    known = json.loads(hookean("status", stored, "--json").stdout, parse_constant=never)
+    assert known["state"] == "finished" and known["step"] == 60
+    assert [chain["draws"] for chain in known["chains"]] == [8, 8, 8]
+    assert [chain["step"] for chain in known["chains"]] == [60, 60, 60]
+    assert known["telemetry"]["exchanges"] == 60 and known["telemetry"]["goodput"] == 1.0
+
+
+def test_status_tells_a_killed_run_from_one_that_runs(stored: Path) -> None:
+    """As a SIGKILL leaves it: it says that it is running, and nobody holds its lock."""
+    progress = json.loads((stored / "progress.json").read_text())
+    (stored / "progress.json").write_text(json.dumps({**progress, "state": "running", "facts": {}}))
+    result = hookean("status", stored)
+    assert result.stdout.startswith("killed ")
+    import fcntl
+
+    with (stored / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert hookean("status", stored).stdout.startswith("running ")
+
+
+def test_ctrl_c_exits_with_130_and_says_how_to_go_on(model: Path, tmp_path: Path) -> None:
+    path, steps = tmp_path / "run", ["--num-steps", "100000000", "--thin", "1000000", "--warmup", "0"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "JAX_PLATFORMS": "cpu"}
+
+    def interrupted(*arguments: str) -> str:
+        command = [sys.executable, "-m", "hookean", *arguments, "--no-progress"]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and process.poll() is None:
+            facts = hk.load(path).stored.progress if path.exists() else {"pid": None}
+            if facts["pid"] == process.pid and facts["facts"].get("chains") and facts["state"] == "running":
+                break
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=60)
+        assert (process.returncode, output) == (130, ""), errors
+        assert "Ctrl-C again stops now" in errors
+        return errors.strip().splitlines()[-1]
+
+    wanted = f"interrupted: stopped at a window, with a checkpoint. Go on with: hookean resume {path}"
+    dynamics = ["--dynamics", "SGLD(0.1)", "--engine", "Vectorised", "--store", str(path)]
+    assert interrupted("sample", f"{model}:target", *dynamics, *steps) == wanted
+    first = hk.load(path).info["steps"]
+    assert interrupted("resume", str(path)) == wanted
+    assert hk.load(path).info["steps"] > first > 0
+    assert hk.load(path).stored.state == "stopped"
 
 
 # -- demo --------------------------------------------------------------------------------------------------------------

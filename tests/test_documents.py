@@ -108,8 +108,10 @@ def test_the_guide_shows_the_dynamics_of_the_example() -> None:
 def test_the_command_lines_of_the_readme_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     lines = [shlex.split(line, comments=True) for line in re.findall(r"^hookean .*$", README, flags=re.MULTILINE)]
-    assert {words[1] for words in lines} >= {"--help", "list", "demo", "sample"}
+    assert {words[1] for words in lines} >= {"--help", "list", "demo", "sample", "status", "resume", "replay"}
     for _, command, *options in lines:
+        options = [str(tmp_path / "run") if option == "runs/first" else option for option in options]
+        options = ["400" if option == "12000" else option for option in options]
         shorter = ["--num-steps", "300", "--warmup", "100", "--no-progress", "--out", str(tmp_path / "draws.npz")]
         arguments = {"sample": [*options, *shorter], "demo": ["--help"]}.get(command, options)
         result = CliRunner().invoke(app, [command, *arguments])

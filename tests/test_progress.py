@@ -20,6 +20,7 @@ from hookean.job import Job, Progress
 from hookean.preparation import prepare
 from hookean.progress import Display
 from hookean.recorder import Recorder
+from hookean.telemetry import Telemetry
 from hookean.tree import num_bytes
 
 TARGET = hk.Target.from_log_density(lambda p: -0.5 * sum(jnp.sum(leaf**2) for leaf in p.values()))
@@ -68,8 +69,8 @@ def test_a_run_forecasts_its_memory_before_it_compiles_and_ends_with_a_line(
     assert memory.startswith("memory: 1.5 KiB for the draws, ")
     number = r"[\d,]+\.?\d*"
     assert re.fullmatch(
-        rf"60 steps in {number} s, {number} s of them to compile: ({number} steps/s, )?potential {number}, "
-        rf"temperature {number}",
+        rf"60 steps in {number} s, {number} s of them to compile: ({number} steps/s, ({number} exchanges/s, )?)?"
+        rf"potential {number}, temperature {number}",
         end,
     )
     draws = num_bytes((run.draws, run.stats))
@@ -194,6 +195,23 @@ def test_what_is_not_known_is_not_said(clock: SimpleNamespace) -> None:
     lines = show(io.StringIO(), clock, [(20.0, Progress(10, nan, nan)), (40.0, Progress(20, 3.0, nan))]).splitlines()
     assert lines[1] == "step 10 of 1,000"
     assert lines[2] == "step 20 of 1,000, 0.50 steps/s, potential 3, 1,960 s left"
+
+
+def test_exchanges_and_faults_are_counted_where_there_are_some(clock: SimpleNamespace) -> None:
+    stream = io.StringIO()
+    with Display(True, "what is run", 1000, stream) as display:
+        display.telemetry = Telemetry(exchanges=100)  # of a run that goes on
+        for seconds, one in NEWS:
+            clock.now = 100.0 + seconds
+            display.telemetry.exchanges += 60
+            display.update(one)
+            display.telemetry.lost = 3
+        display.telemetry.rolled_back = 20
+    *_, line, end = stream.getvalue().splitlines()
+    assert line.startswith(
+        "step 940 of 1,000, 30 steps/s, 60 exchanges/s, potential 50, temperature 1.01, faults: lost 3, "
+    )
+    assert end.endswith("30 steps/s, 60 exchanges/s, potential 50, temperature 1.01, faults: lost 3 rolled back 20")
 
 
 def test_a_terminal_gets_a_bar(clock: SimpleNamespace) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import os
 import platform
 import re
@@ -291,7 +292,9 @@ def _carry_out(
                 return run_of(info)
             writer.flush()
             run = run_of(info)
-            facts = {"telemetry": recorder.telemetry.facts(), "steps": info.get("steps", 0), "summary": run.summary()}
+            with np.errstate(invalid="ignore", over="ignore"):  # of a run that diverged
+                summary = run.summary()
+            facts = {"telemetry": recorder.telemetry.facts(), "steps": info.get("steps", 0), "summary": summary}
             writer.tell({**recorder.facts, **facts}, state)
             writer.close(state)
             return run_of(info)
@@ -467,12 +470,9 @@ def _description(
 def _in_short(value: Any) -> str:
     """As it prints, without what is as ever, and without addresses of functions."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        given = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init and f.repr}
-        usual = {
-            f.name: f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
-            for f in dataclasses.fields(value)
-        }
-        told = [f"{name}={_in_short(entry)}" for name, entry in given.items() if repr(entry) != repr(usual[name])]
+        usual = inspect.signature(type(value)).parameters
+        given = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.repr and f.name in usual}
+        told = [f"{name}={_in_short(it)}" for name, it in given.items() if repr(it) != repr(usual[name].default)]
         return f"{type(value).__name__}({', '.join(told)})"
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 

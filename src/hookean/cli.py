@@ -215,7 +215,7 @@ def resume(
     is refused, unless --force is given.
     """
     with _in_plain_words(show_traceback) as told:
-        told.file, target = _source_of(run, "resume")
+        target = _target_of(run, "resume", told)
         made = hk.resume(run, target, num_steps=num_steps, force=force, progress=progress)
         _say("note", f"{_how_many(made)} are in {run}")
         print(made.summary())
@@ -234,7 +234,7 @@ def replay(
     rounding on another one), and 1 if not; the first draw that differs is named.
     """
     with _in_plain_words(show_traceback) as told:
-        told.file, target = _source_of(run, "replay")
+        target = _target_of(run, "replay", told)
         found = hk.replay(run, target, force=force, progress=progress)
         print(found)
         if not found.agrees:
@@ -486,8 +486,8 @@ def _load(path: Path) -> dict[str, Any]:
     }
 
 
-def _source_of(run: Path, command: str) -> tuple[Path, hk.Target]:
-    """File and target of a run that was started from the command line."""
+def _target_of(run: Path, command: str, told: _Told) -> hk.Target:
+    """The target of a run that was started from the command line, from its file."""
     source = open_store(run).description.get("note", {}).get("source")
     if source is None:
         raise hk.ArgumentError(
@@ -502,7 +502,9 @@ def _source_of(run: Path, command: str) -> tuple[Path, hk.Target]:
             f"is no longer there, and {run} has its target from it",
             f"Put it back, or use hk.{command}({str(run)!r}, target) in a script",
         )
-    return path, _defined(path, _load(path), source["target"], hk.Target)
+    told.file = path
+    target: hk.Target = _defined(path, _load(path), source["target"], hk.Target)
+    return target
 
 
 def _defined(path: Path, defined: dict[str, Any], name: str, kind: type | None = None) -> Any:

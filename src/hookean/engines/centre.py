@@ -147,7 +147,8 @@ class Centre:
         self.state, copy = self.pieces.receive(self.state, report, self._key)
         member.seq, member.step = message.seq, message.step
         draw = -1
-        for tick in self.clock.tick(steps if served else 0):
+        # Workers end one by one, and what the last of them report is beyond the end: there a longer run goes on.
+        for tick in self.clock.tick(steps if served and self.clock.ticks < self.pieces.job.num_steps else 0):
             draw = self._draw_at.get(tick, draw)
         if draw >= 0:
             self.draws.append(Due(draw, *self.pieces.served(self.state, message.seen)))

@@ -255,8 +255,8 @@ def _widened(carry: Carry, boxes: int, restores: bool) -> Carry:
     """The same with room for what a longer log needs."""
 
     def wider(leaf: jax.Array) -> jax.Array:
-        more = jnp.zeros((boxes - len(leaf), *leaf.shape[1:]), leaf.dtype)
-        return jnp.concatenate([leaf, more]) if boxes > len(leaf) else leaf
+        more = jnp.zeros((max(boxes - len(leaf), 0), *leaf.shape[1:]), leaf.dtype)
+        return jnp.concatenate([leaf, more])
 
     reports, copies = tree_map(wider, (carry.reports, carry.copies))
     saved = carry.workers if restores and carry.saved is None else carry.saved

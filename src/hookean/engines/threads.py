@@ -304,7 +304,7 @@ class _Floor:
             finished, self.windows = self.windows, []
             notices, self.notices = self.notices, []
         for notice in notices:
-            warnings.warn(notice, HookeanWarning, stacklevel=2)
+            warnings.warn(f"the centre raised {notice}", HookeanWarning, stacklevel=2)
         now = time.monotonic()
         if now - self.measured > SECONDS_BETWEEN_MEASUREMENTS:
             self.measured = now
@@ -375,7 +375,7 @@ class _Floor:
             self.fail(error)
         forgotten = self.centre.rebuild(self.now())
         self.notices.append(
-            f"the centre raised ({in_one_line(error)}) and was rebuilt: {forgotten} versions are forgotten, generation "
+            f"({in_one_line(error)}) and was rebuilt: {forgotten} versions are forgotten, generation "
             f"{self.centre.generation} begins"
         )
 
@@ -414,8 +414,12 @@ class _Floor:
 
     def live(self, chain: int) -> None:
         place, step, life = self.places[chain], self.steps[chain], _Life(self.centre.members[chain].incarnation)
+        # A server's chain counts its steps by the gradients that it is given; one that was on its way is given again.
+        owed = self.job.coupling.server_owns_chain and self.centre.members[chain].step < step
         if self.must_join[chain] and self.pieces.exchanges:
             place = self.join(chain, place, step, life)
+            if owed:
+                place = self.exchange(chain, place, step, life)
         longest = 1  # until it is known how long a step takes
         while step < self.job.num_steps and not self.removed[chain]:
             lengths, draws = self.pieces.plan(step, longest)
