@@ -33,6 +33,7 @@ import hookean as hk
 from hookean import coupling as couplings
 from hookean import dynamics as all_dynamics
 from hookean import engines
+from hookean.experiments import commands as experiments
 from hookean.tree import leaf_names
 
 INSIDE = {made.__name__: made for made in (hk.hold, hk.release, hk.cycle, hk.Scenario, hk.Straggler, hk.Crash, hk.Join)}
@@ -47,6 +48,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+app.add_typer(experiments.app, name="reproduce")
 
 ShowTraceback = Annotated[bool, typer.Option("--traceback", help="With an error, show where it came from.")]
 

@@ -1,0 +1,211 @@
+"""`hookean reproduce`: one command for each experiment."""
+
+from __future__ import annotations
+
+import contextlib
+
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import jax
+import typer
+
+from hookean.datasets import cache_dir
+from hookean.experiments import mnist, toy
+from hookean.experiments.classification import Clock
+from hookean.experiments.report import Report
+from hookean.types import DivergenceError, HookeanError, HookeanWarning
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Run the paper's experiments again, and some that it leaves open.",
+    epilog="Each writes a folder: config.json, tables as CSV, figures as PNG and SVG, and index.html, a page to open.",
+)
+
+Out = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Where to write; reproduced/NAME unless given.", show_default=False)
+]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="A folder with the data sets; else they are downloaded once.", show_default=False),
+]
+Quick = Annotated[bool, typer.Option("--quick", help="A reduced version, for minutes on a processor.")]
+Seeds = Annotated[
+    int | None, typer.Option(metavar="N", min=1, help="Repetitions that intervals are over.", show_default=False)
+]
+Steps = Annotated[int | None, typer.Option(metavar="N", min=8, help="Steps of each chain.", show_default=False)]
+Every = Annotated[
+    str | None, typer.Option(metavar="S,S,...", help="Steps between two exchanges, e.g. 1,8.", show_default=False)
+]
+Minutes = Annotated[
+    float | None, typer.Option(metavar="N", help="Begin nothing new after so many minutes.", show_default=False)
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on in a folder: what it has is not measured again.")]
+Archive = Annotated[bool, typer.Option("--archive", help="Pack the folder into one DIR.tar.gz, too.")]
+Store = Annotated[bool, typer.Option("--store/--no-store", help="Keep the store of one run.")]
+Only = Annotated[
+    str | None, typer.Option(metavar="NAME,...", help="Only these methods or sets.", show_default=False)
+]
+ShowTraceback = Annotated[bool, typer.Option("--traceback", help="With an error, show where it came from.")]
+
+
+@app.command("toy")
+def toy_command(
+    out: Out = None,
+    steps: Steps = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="Another seed, other paths.")] = 0,
+    animation: Annotated[bool, typer.Option(help="Make the GIF (and MP4, where ffmpeg is there).")] = True,
+    store: Store = True,
+    quick: Quick = False,
+    archive: Archive = False,
+    show_traceback: ShowTraceback = False,
+) -> None:
+    """Figure 1: chains on a two-dimensional Gaussian, and the laws that they have. Takes seconds."""
+    settings = {"steps": steps or 100, "seed": seed, "animation": animation, "store": store, "quick": quick}
+    with _in_plain_words(show_traceback):
+        _carry_out("toy", out, settings, lambda report, clock: toy.measure(report), toy.draw, archive)
+
+
+@app.command("mnist")
+def mnist_command(
+    out: Out = None,
+    data_dir: DataDir = None,
+    quick: Quick = False,
+    seeds: Seeds = None,
+    steps: Steps = None,
+    every: Every = None,
+    chains: Annotated[int | None, typer.Option(metavar="K", help="Chains or workers.", show_default=False)] = None,
+    only: Only = None,
+    minutes: Minutes = None,
+    resume: Resume = False,
+    store: Store = True,
+    archive: Archive = False,
+    show_traceback: ShowTraceback = False,
+) -> None:
+    """Figure 2, left: learning curves on MNIST, each method at its own tuned step."""
+    full = {"examples": 60_000, "tests": 10_000, "hidden": 800, "batch_size": 100, "steps": 2000, "chains": 6}
+    full |= {"seeds": 5, "sweep_seeds": 2, "clock_seeds": 5, "every": [1, 2, 4, 8, 16], "scale": 1.0}
+    small = {"examples": 6000, "tests": 1000, "hidden": 50, "batch_size": 50, "steps": 400, "chains": 4}
+    small |= {"seeds": 3, "sweep_seeds": 1, "clock_seeds": 2, "every": [1, 8], "scale": 2.0}
+    settings = {**(small if quick else full), "quick": quick, "data_dir": data_dir, "methods": _names(only)}
+    settings |= {"store": store} | _given(seeds=seeds, steps=steps, chains=chains, every=_numbers("--every", every))
+    with _in_plain_words(show_traceback):
+        _carry_out(
+            "mnist",
+            out,
+            settings,
+            lambda report, clock: mnist.measure(report, clock, _say),
+            mnist.draw,
+            archive,
+            minutes,
+            resume,
+        )
+
+
+DRAW: dict[str, Callable[[Report], None]] = {"toy": toy.draw, "mnist": mnist.draw}
+
+
+@app.command("draw")
+def draw_command(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="What an experiment wrote.")],
+    show_traceback: ShowTraceback = False,
+) -> None:
+    """Make figures and the page again, from the tables in a folder."""
+    with _in_plain_words(show_traceback):
+        report = Report.open(folder)
+        DRAW[report.config["experiment"]](report)
+        print(folder / "index.html")
+
+
+# -- what all commands share -------------------------------------------------------------------------------------------
+
+
+def _carry_out(
+    name: str,
+    out: Path | None,
+    settings: dict[str, Any],
+    measure: Callable[[Report, Clock], None],
+    draw: Callable[[Report], None],
+    archive: bool = False,
+    minutes: float | None = None,
+    resume: bool = False,
+) -> Path:
+    """Measure, draw, and say where it is."""
+    began = time.monotonic()
+    folder = Path("reproduced") / name if out is None else out
+    plain = {key: str(value) if isinstance(value, Path) else value for key, value in settings.items()}
+    report = Report.make(folder, name, plain, resume=resume)
+    _keep_programs()
+    measure(report, Clock(minutes))
+    draw(report)
+    _say(f"{name}: {time.monotonic() - began:.0f} s")
+    print(folder / "index.html")
+    if archive:
+        print(report.archive())
+    return folder
+
+
+def _keep_programs() -> None:
+    """Compiled programs are kept on disk: runs of an experiment share them, and so does a second try."""
+    if jax.config.jax_compilation_cache_dir is None:
+        folder = cache_dir() / "compiled"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            folder = Path(tempfile.mkdtemp(prefix="hookean-"))
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _names(text: str | None) -> list[str]:
+    return [] if text is None else [name.strip() for name in text.split(",")]
+
+
+def _numbers(option: str, text: str | None) -> list[int] | None:
+    try:
+        found = None if text is None else [int(number) for number in text.split(",")]
+    except ValueError:
+        found = [0]
+    if found is not None and min(found) < 1:
+        raise typer.BadParameter(f"{option} is {text!r}. Give whole numbers from 1 on, with commas between them.")
+    return found
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def _in_plain_words(show_traceback: bool) -> Iterator[None]:
+    """Warnings of the library as one line each; an error as one message and an exit code."""
+    with warnings.catch_warnings():
+        standard = warnings.showwarning
+
+        def show(message: Any, category: Any, *where: Any, **others: Any) -> None:
+            if issubclass(category, HookeanWarning):
+                _say(f"warning: {message}")
+            else:
+                standard(message, category, *where, **others)
+
+        warnings.showwarning = show
+        try:
+            yield
+        except HookeanError as error:
+            if show_traceback:
+                traceback.print_exception(error)
+            _say(f"error: {error}")
+            raise typer.Exit(1 if isinstance(error, DivergenceError) else 2) from error
+
+
