@@ -233,24 +233,28 @@ def times_table(report: Report, name: str) -> list[Row]:
     if "SGHMC" not in by_method:
         return []
     level = float(np.mean(_common(by_method["SGHMC"], "single")[1][:, -1]))
-    found = {}
-    for method, rows in by_method.items():
-        times, curves = _common(rows, "single")
-        found[method] = np.array([speed.time_to(curve, times, level) for curve in curves])
-    baseline = found["SGHMC"].mean()
+    found = {method: speed.Times.of(*_common(rows, "single"), level) for method, rows in by_method.items()}
+    baseline = found["SGHMC"].mean
     return [
         {
             "NLL": level,
             "method": method,
-            "time": float(times.mean()),
-            "ratio to SGHMC": float(times.mean() / baseline),
-            "seeds there": f"{int(np.isfinite(times).sum())} of {len(times)}",
+            "time": times.mean,
+            "± (95 %)": times.half,
+            "ratio to SGHMC": times.mean / baseline if np.isfinite(times.mean) else float("nan"),
+            "seeds there": f"{times.there} of {times.seeds}",
         }
         for method, times in found.items()
     ]
 
 
-def draw(report: Report, y_limits: tuple[float, float]) -> list[str]:
+def _limits(by_method: dict[str, list[Row]]) -> tuple[float, float]:
+    values = [float(row[name]) for rows in by_method.values() for row in rows for name in ("single", "ensemble")]
+    level = float(np.mean(_common(by_method["SGHMC"], "single")[1][:, -1])) if "SGHMC" in by_method else np.nanmax(values)
+    return 0.9 * min(float(np.nanmin(values)), level), 3 * level
+
+
+def draw(report: Report) -> list[str]:
     """A figure for each clock there is, and its table."""
     parts = []
     for name, axis, caption in (
@@ -260,8 +264,8 @@ def draw(report: Report, y_limits: tuple[float, float]) -> list[str]:
         by_method = _by_method(report.rows(name))
         if not by_method:
             continue
-        plt = plot_style()
-        figure, panels = plt.subplots(1, 2, figsize=(11, 4.4), sharey=True, layout="constrained")
+        plt, y_limits = plot_style(), _limits(by_method)
+        figure, panels = plt.subplots(1, 2, figsize=(11, 4.9), sharey=True, layout="constrained")
         for panel, score, title in zip(
             panels, ("single", "ensemble"), ("one state", "ensemble of the K states"), strict=True
         ):
@@ -272,7 +276,7 @@ def draw(report: Report, y_limits: tuple[float, float]) -> list[str]:
         lasting = [_common(rows, "single")[0][-1] for method, rows in by_method.items() if "all wait" not in method]
         panels[0].set(ylabel="test NLL", xlim=(0, min(max(lasting), 1.5 * min(lasting))))
         panels[1].set(xlim=panels[0].get_xlim())
-        panels[0].legend(fontsize=8)
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=9)
         report.figure(name, figure, caption)
         plt.close(figure)
         parts += [report.shown(name), table(f"Time to SGHMC's last NLL ({axis})", times_table(report, name))]

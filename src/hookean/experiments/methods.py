@@ -109,10 +109,10 @@ def all_methods(chains: int, every: Sequence[int], scale: float = 1.0) -> list[M
     middle = 8 if 8 in every else sorted(every)[len(every) // 2]
     order = [middle, *(s for s in (1, 16, 4, 2) if s in every and s != middle)]
     order += [s for s in every if s not in order]
-    found = [Method("SGHMC", 1, alone), Method("independent", chains, alone)]
-    found += [Method("elastic", chains, elastic, middle), Method("stale gradient", chains, stale, middle)]
-    found += [Method("elastic, released", chains, elastic, middle)]
+    found = [Method("SGHMC", 1, alone), Method("independent", chains, alone), Method("elastic", chains, elastic, middle)]
+    found += [Method("stale gradient", chains, stale, s) for s in (1, middle) if s in every]  # s = 1 comes first:
+    found += [Method("elastic, released", chains, elastic, middle)]  # its step is tried with every other s
     found += [Method("EASGD", chains, easgd, middle), Method("EAMSGD", chains, eamsgd, middle)]
-    for s in order[1:]:
-        found += [Method("elastic", chains, elastic, s), Method("stale gradient", chains, stale, s)]
-    return found
+    for name, grid in (("elastic", elastic), ("stale gradient", stale)):
+        found += [Method(name, chains, grid, s) for s in order[1:]]
+    return list(dict.fromkeys(found))

@@ -51,7 +51,7 @@ def measure(report: Report, clock: Clock, say: Say) -> None:
 
 def draw(report: Report) -> None:
     """Figures and the page."""
-    draw_classification(report, TITLE, INTRODUCTION, (0.06, 0.5))
+    draw_classification(report, TITLE, INTRODUCTION)
 
 
 INTRODUCTION = (

@@ -95,6 +95,11 @@ class Report:
                 writer.writeheader()
             writer.writerows({key: _written(value) for key, value in row.items()} for row in rows)
 
+    def write(self, name: str, rows: Iterable[Row]) -> None:
+        """NAME.csv anew."""
+        (self.folder / f"{name}.csv").unlink(missing_ok=True)
+        self.append(name, rows)
+
     def has(self, name: str) -> bool:
         """Whether there is such a table."""
         return (self.folder / f"{name}.csv").is_file()

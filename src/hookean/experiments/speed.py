@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,6 +25,26 @@ def time_to(curve: Any, steps: Any, level: float) -> float:
     before, after = np.log(curve[now - 1]), np.log(curve[now])
     share = (before - np.log(level)) / (before - after) if np.isfinite(before) and before > after else 1.0
     return float(steps[now - 1] + share * (steps[now] - steps[now - 1]))
+
+
+class Times(NamedTuple):
+    """Mean time to a level and its interval; where a seed never gets there, the time of the mean curve, and no interval."""
+
+    mean: float
+    half: float
+    there: int
+    seeds: int
+
+    @classmethod
+    def of(cls, times: np.ndarray, curves: np.ndarray, level: float) -> Times:
+        """Of curves [seed, look]."""
+        each = np.array([time_to(curve, times, level) for curve in curves])
+        there = int(np.isfinite(each).sum())
+        if there == len(each):
+            mean, half = interval(each)
+        else:
+            mean, half = time_to(curves.mean(0), times, level), float("nan")
+        return cls(float(mean), float(half), there, len(each))
 
 
 Group = dict[tuple[str, str], dict[int, list[Row]]]
@@ -54,48 +74,37 @@ def sghmc_level(groups: Group) -> float:
 def times_table(groups: Group, name: str = "single") -> list[Row]:
     """`time to NLL x`: parallel steps, and as a ratio to the SGHMC that is fastest to x."""
     best_level = sghmc_level(groups)
-    levels = sorted({*(x for x in LEVELS if x > best_level), best_level}, reverse=True)
-    levels += [x for x in LEVELS if x < best_level]
+    levels = sorted({*(x for x in LEVELS if best_level / 2 < x < 2.5 * best_level), best_level}, reverse=True)
     rows = []
     for level in levels:
-        of_all = {
-            key: np.array([time_to(curve, *_steps_and(level, runs, name)) for curve in matrix(runs, name)[1]])
-            for key, runs in groups.items()
-        }
-        baseline = min(times.mean() for (method, _), times in of_all.items() if method == "SGHMC")
-        if not any(np.all(np.isfinite(times)) for times in of_all.values()):
-            continue
+        of_all = {key: Times.of(*matrix(runs, name), level) for key, runs in groups.items()}
+        baseline = min(times.mean for (method, _), times in of_all.items() if method == "SGHMC")
         for (method, role), times in of_all.items():
-            if role.startswith("also"):
+            if role.startswith("also") or not any(np.isfinite(each.mean) for each in of_all.values()):
                 continue
-            reached = np.all(np.isfinite(times))
-            mean, half = interval(times) if reached else (np.nan, np.nan)
+            known = np.isfinite(baseline) and np.isfinite(times.mean)
             rows.append(
                 {
                     "NLL": level,
                     "is SGHMC's at the end": int(level == best_level),
                     "method": method,
                     "role": role,
-                    "seeds there": int(np.isfinite(times).sum()),
-                    "seeds": len(times),
-                    "steps": float(mean),
-                    "± (95 %)": float(half),
-                    "ratio to SGHMC": float(mean / baseline) if np.isfinite(baseline) else float("nan"),
-                    "± (95 %) of ratio": float(half / baseline) if np.isfinite(baseline) else float("nan"),
+                    "seeds there": times.there,
+                    "seeds": times.seeds,
+                    "steps": times.mean,
+                    "± (95 %)": times.half,
+                    "ratio to SGHMC": times.mean / baseline if known else float("nan"),
+                    "± (95 %) of ratio": times.half / baseline if known else float("nan"),
                 }
             )
     return rows
-
-
-def _steps_and(level: float, runs: dict[int, list[Row]], name: str) -> tuple[np.ndarray, float]:
-    return matrix(runs, name)[0], level
 
 
 def final_table(groups: Group) -> list[Row]:
     """Where all stand after the last step."""
     rows = []
     for (method, role), runs in groups.items():
-        last = {name: matrix(runs, name)[1][:, -1] for name in Curves._fields}
+        last = {name: matrix(runs, name)[1][:, -1] for name in SCORES}
         row: Row = {"method": method, "role": role, "seeds": len(runs)}
         first = next(iter(runs.values()))[0]
         row |= {name: first[name] for name in ("lr", "spring", "rate")}
@@ -161,18 +170,20 @@ def _where_it_does_not_hold(by_key: dict[tuple[str, str], Row]) -> list[str]:
             if role != "tuned" or not method.startswith("elastic") or row["diverged"]:
                 continue
             gap = row["NLL, ensemble"] - best["NLL, ensemble"]
-            who = "springs are ahead" if gap < 0 else "no coupling is ahead"
+            who = "springs are" if gap < 0 else "no coupling is"
+            sure = "" if abs(gap) > np.hypot(row["± ensemble"], best["± ensemble"]) else " (less than the intervals)"
             said_so.append(
                 f"By the ensemble of current states, {method} ends at an NLL of {_plus_minus(row, 'ensemble')} and "
-                f"independent chains (lr {best['lr']:.3g}) at {_plus_minus(best, 'ensemble')}: {who}, by {abs(gap):.4f}."
+                f"independent chains (lr {best['lr']:.3g}) at {_plus_minus(best, 'ensemble')}: {who} ahead by "
+                f"{abs(gap):.4f}{sure}."
             )
     held = [row for (m, role), row in by_key.items() if m.startswith("elastic, s") and role == "tuned"]
     for (method, role), row in by_key.items():
         if method.startswith("elastic, released") and role == "tuned" and held:
             said_so.append(
                 f"Let go between 40 % and 60 % of the run, elastic chains end at {_plus_minus(row, 'single')} (single "
-                f"states), where those that are held end at {_plus_minus(held[0], 'single')}. What is lost belonged to "
-                "the narrower law of coupled chains, which acts like a lower temperature, and not to speed."
+                f"states), where those that are held end at {_plus_minus(held[0], 'single')}. The difference is due to "
+                "the narrower law of coupled chains, which acts like a lower temperature; it is no speed."
             )
     return said_so
 
@@ -193,8 +204,6 @@ KINDS = {
     "EASGD": COLOURS["green"],
     "EAMSGD": COLOURS["pink"],
 }
-STYLES = {1: "-", 2: (0, (5, 1)), 4: (0, (3, 1)), 8: "--", 16: ":"}
-
 
 def kind_and_every(method: str) -> tuple[str, int | None]:
     """A label taken apart again."""
@@ -203,20 +212,27 @@ def kind_and_every(method: str) -> tuple[str, int | None]:
 
 
 def curve(panel: Any, x: np.ndarray, values: np.ndarray, method: str, **style: Any) -> None:
-    """Mean over seeds and its interval."""
-    kind, every = kind_and_every(method)
-    mean, half = interval(values)
+    """Geometric mean over seeds and its interval."""
+    kind, _ = kind_and_every(method)
+    mean, half = interval(np.log(values))  # of the logarithm, for the axis is logarithmic
     style = {"color": KINDS[kind], "linewidth": 1.6, "label": method, **style}
-    panel.plot(x, mean, **style)
-    if np.all(np.isnan(half)):
-        return
-    panel.fill_between(x, mean - half, mean + half, color=style["color"], alpha=0.15, linewidth=0)
+    panel.plot(x, np.exp(mean), **style)
+    if not np.all(np.isnan(half)):
+        low, high = np.exp(mean - half), np.exp(np.minimum(mean + half, 10))
+        panel.fill_between(x, low, high, color=style["color"], alpha=0.13, linewidth=0)
 
 
-def draw_curves(report: Report, groups: Group, middle: int, caption: str, y_limits: tuple[float, float]) -> None:
+def limits(groups: Group) -> tuple[float, float]:
+    """Of the axis of NLL: down to the least of all means, up to three times SGHMC's last."""
+    level = sghmc_level(groups)
+    least = min(float(np.nanmin(matrix(runs, name)[1].mean(0))) for runs in groups.values() for name in SCORES[:3])
+    return 0.9 * min(least, level), 3 * level
+
+
+def draw_curves(report: Report, groups: Group, middle: int, caption: str) -> None:
     """NLL against parallel steps: three ways of predicting, and elastic against stale gradients for every s."""
-    plt = plot_style()
-    figure, panels = plt.subplots(1, 3, figsize=(14, 4.6), sharey=True, layout="constrained")
+    plt, y_limits = plot_style(), limits(groups)
+    figure, panels = plt.subplots(1, 3, figsize=(14, 5.1), sharey=True, layout="constrained")
     shown = ["SGHMC", "independent", f"stale gradient, s = {middle}", f"elastic, s = {middle}"]
     shown += [f"{name}, s = {middle}" for name in ("elastic, released", "EASGD", "EAMSGD")]
     titles = {"single": "one state", "ensemble": "ensemble of the K states", "average": "running average of states"}
@@ -228,10 +244,10 @@ def draw_curves(report: Report, groups: Group, middle: int, caption: str, y_limi
                 curve(panel, *matrix(runs, name), method)
         finish(panel, title, y_limits)
     panels[0].set_ylabel("test NLL")
-    panels[0].legend(fontsize=8, loc="upper right")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=7, fontsize=9)
     report.figure("curves", figure, caption)
     plt.close(figure)
-    figure, panels = plt.subplots(1, 2, figsize=(11, 4.6), sharey=True, layout="constrained")
+    figure, panels = plt.subplots(1, 2, figsize=(11, 5.8), sharey=True, layout="constrained")
     colours = plt.get_cmap("viridis")
     for panel, name in zip(panels, ("elastic", "stale gradient"), strict=True):
         every = sorted(s for kind, s in map(kind_and_every, (m for m, _ in groups)) if kind == name and s is not None)
@@ -250,7 +266,7 @@ def draw_curves(report: Report, groups: Group, middle: int, caption: str, y_limi
                 style = {"color": colour, "linestyle": ":", "label": more}
                 curve(panel, *matrix(same, "single"), label, **style)
         finish(panel, name, y_limits)
-        panel.legend(fontsize=7.5, loc="upper right")
+        panel.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2)
     panels[0].set_ylabel("test NLL of one state")
     report.figure("staleness", figure, "The same for every s, each at its own tuned step. " + caption)
     plt.close(figure)
@@ -271,7 +287,8 @@ def finish(panel: Any, title: str, y_limits: tuple[float, float]) -> None:
 def draw_times(report: Report, times: Sequence[Row]) -> None:
     """Times to the NLL that SGHMC has at the end, as ratios."""
     plt = plot_style()
-    rows = [r for r in times if r["is SGHMC's at the end"] and r["role"] == "tuned" and np.isfinite(r["ratio to SGHMC"])]
+    rows = [row for row in times if row["is SGHMC's at the end"] and row["role"] == "tuned"]
+    rows = [row for row in rows if np.isfinite(row["ratio to SGHMC"])]
     rows.sort(key=lambda row: -row["ratio to SGHMC"])
     figure, panel = plt.subplots(figsize=(8, 0.5 + 0.34 * max(len(rows), 1) + 0.6), layout="constrained")
     for height, row in enumerate(rows):
