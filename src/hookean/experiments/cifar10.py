@@ -53,7 +53,8 @@ def task(report: Report) -> Task:
 def measure(report: Report, clock: Clock, say: Say) -> None:
     """Sweep and curves."""
     settings = report.settings
-    methods = all_methods(int(settings["chains"]), settings["every"], float(settings["scale"]))
+    small = settings["grid"] == "small"
+    methods = all_methods(int(settings["chains"]), settings["every"], float(settings["scale"]), small)
     methods = [method for method in methods if method.name in (settings["methods"] or KINDS)]
     measure_curves(report, task(report), methods, clock, say)
 

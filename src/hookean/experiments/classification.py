@@ -27,7 +27,6 @@ from hookean.types import Params
 Say = Callable[[str], None]
 SWEEP_SEED, SEED = 1000, 0
 """First seeds of the sweep and of the runs that are reported: they have none in common."""
-LOOKS = 50
 BLOCK = 2000
 """Test examples that are worked on at once."""
 
@@ -93,9 +92,10 @@ class Curves(NamedTuple):
     accuracy: np.ndarray
 
 
-def look_steps(num_steps: int) -> list[int]:
-    """About LOOKS of them, evenly spread; multiples of 8 where that can be, so that exchanges fall on them."""
-    between = max(1, round(num_steps / LOOKS))
+def look_steps(settings: Row) -> list[int]:
+    """About as many as wanted, evenly spread; multiples of 8 where that can be, so that exchanges fall on them."""
+    num_steps = int(settings["steps"])
+    between = max(1, round(num_steps / int(settings["looks"])))
     between = max(8, between // 8 * 8) if num_steps >= 8 * 8 else between
     return list(range(between, num_steps + 1, between))
 
@@ -145,8 +145,6 @@ class Clock:
 
 def measure(report: Report, task: Task, methods: Sequence[Method], clock: Clock, say: Say) -> None:
     """Tables sweep, tuned and curves. What a folder has already is not done again."""
-    num_steps, seeds = int(report.settings["steps"]), int(report.settings["seeds"])
-    sweep_seeds = int(report.settings["sweep_seeds"])
     target = task.target()
     done = {row["method"] for row in report.rows("curves")}
     left_out = []
@@ -157,13 +155,12 @@ def measure(report: Report, task: Task, methods: Sequence[Method], clock: Clock,
             left_out.append(method.label)
             continue
         began = time.monotonic()
-        runs = Runs(task, target, method, num_steps)
-        level = _level(report)
-        chosen = runs.sweep(report, level, sweep_seeds)
+        runs = Runs(report, task, target, method)
+        chosen = runs.sweep(_level(report))
         report.append("tuned", [_tuned_row(method, role, setting) for role, setting in chosen.items()])
         for role, setting in _also(report, method).items():
             chosen.setdefault(role, setting)
-        runs.repeat(report, chosen, seeds)
+        runs.repeat(chosen)
         say(f"{method.label}: {time.monotonic() - began:.0f} s")
     if left_out:
         report.note(f"Left out, for the time was up: {'; '.join(left_out)}.")
@@ -172,25 +169,27 @@ def measure(report: Report, task: Task, methods: Sequence[Method], clock: Clock,
 class Runs:
     """The runs of one method: one compiled program."""
 
-    def __init__(self, task: Task, target: hk.Target, method: Method, num_steps: int) -> None:
+    def __init__(self, report: Report, task: Task, target: hk.Target, method: Method) -> None:
         """Nothing is compiled yet."""
-        self.task, self.target, self.method = task, target, method
+        self.report, self.task, self.method = report, task, method
+        num_steps = int(report.settings["steps"])
         vary = method.vary(target.num_examples, num_steps)
         job = method.job(target, task.init, num_steps)
-        self.follower = Follower(job, task.init, task.look, look_steps(num_steps), vary)
+        self.follower = Follower(job, task.init, task.look, look_steps(report.settings), vary)
 
-    def sweep(self, report: Report, level: float | None, seeds: int) -> dict[str, Setting]:
-        """Two rounds on held-out examples; what is chosen, by role."""
+    def sweep(self, level: float | None) -> dict[str, Setting]:
+        """One round or two on held-out examples; what is chosen, by role."""
+        rounds, seeds, until = (int(self.report.settings[name]) for name in ("rounds", "sweep_seeds", "sweep_steps"))
         tried: dict[str, list[tuple[Setting, Curves]]] = {}
         settings = self.method.settings
-        for number in (1, 2):
+        for number in range(1, rounds + 1):
             pairs = [(setting, SWEEP_SEED + seed) for setting in settings for seed in range(seeds)]
-            found = self._follow(pairs, self.task.tuning, self.task.held_out)
-            report.append("sweep", _rows(self.method, pairs, found, {"round": number}, self.steps))
+            found = self._follow(pairs, self.task.tuning, self.task.held_out, until)
+            self.report.append("sweep", _rows(self.method, pairs, found, {"round": number}, self.steps))
             for index, (setting, _) in enumerate(pairs):
                 one = Curves(*(part[:, index] for part in found))
                 tried.setdefault(repr(setting), []).append((setting, one))
-            if number == 1:
+            if number < rounds:
                 settings = self.method.finer(self._best(tried, level, "single"))
         chosen = {"tuned": self._best(tried, level, "single")}
         if self.method.name == "SGHMC":
@@ -213,19 +212,22 @@ class Runs:
 
         return min(tried.values(), key=rank)[0][0]
 
-    def repeat(self, report: Report, chosen: dict[str, Setting], seeds: int) -> None:
+    def repeat(self, chosen: dict[str, Setting]) -> None:
         """The chosen settings with fresh seeds, on all training examples, seen on the test set."""
+        seeds = int(self.report.settings["seeds"])
         pairs = [(setting, SEED + seed) for setting in chosen.values() for seed in range(seeds)]
         roles = [role for role in chosen for _ in range(seeds)]
         found = self._follow(pairs, self.task.train, self.task.test)
-        report.append("curves", _rows(self.method, pairs, found, {"role": roles}, self.steps))
+        self.report.append("curves", _rows(self.method, pairs, found, {"role": roles}, self.steps))
 
     @property
     def steps(self) -> np.ndarray:
         """When it is looked."""
         return np.asarray(self.follower.steps)
 
-    def _follow(self, pairs: Sequence[tuple[Setting, int]], data: Any, given: Any) -> Curves:
+    def _follow(
+        self, pairs: Sequence[tuple[Setting, int]], data: Any, given: Any, until: int | None = None
+    ) -> Curves:
         """Many runs, in sets of one size that the first call decides, filled up with repetitions."""
         self.width = getattr(self, "width", len(pairs))
         data, given = jax.device_put((data, given))
@@ -233,7 +235,7 @@ class Runs:
         for begin in range(0, len(pairs), self.width):
             some = [pairs[i % len(pairs)] for i in range(begin, begin + self.width)]
             settings = {name: np.array([setting[name] for setting, _ in some], np.float32) for name in some[0][0]}
-            found.append(curves_of(self.follower([seed for _, seed in some], settings, data, given)))
+            found.append(curves_of(self.follower([seed for _, seed in some], settings, data, given, until)))
         return Curves(*(np.concatenate(parts, 1)[:, : len(pairs)] for parts in zip(*found, strict=True)))
 
 

@@ -92,7 +92,7 @@ def _arguments(
 ) -> dict[str, Any]:
     num_steps = int(report.settings["steps"])
     dynamics, coupling = method.parts(setting, target.num_examples, num_steps)
-    between = look_steps(num_steps)[0] if looks is None else num_steps // looks
+    between = look_steps(report.settings)[0] if looks is None else num_steps // looks
     return {
         "dynamics": dynamics,
         "coupling": coupling,
@@ -142,20 +142,30 @@ def _from_steps(
 ) -> list[Row]:
     """Chains that take the same steps whatever the time; with exchanges only if all wait for each other."""
     num_steps = int(report.settings["steps"])
-    steps = look_steps(num_steps)
+    steps = look_steps(report.settings)
     job = method.job(target, task.init, num_steps)
     follower = Follower(job, task.init, task.look, steps, method.vary(target.num_examples, num_steps))
     settings = {name: np.full(len(seeds), value, np.float32) for name, value in setting.items()}
     log_p = follower(seeds, settings, given=jax.device_put(task.test)).seen["log_p"]
-    waits = method.name in EXCHANGING
-    label = f"{method.name}, all wait, s = {method.every}" if waits else method.label
     rows: list[Row] = []
     for index, seed in enumerate(seeds):
-        conditions = dataclasses.replace(scenario(method.chains), barrier=waits)
-        log = timeline(conditions, method.chains, num_steps, np.asarray(steps), job.coupling.rhythm, seed=seed)
-        times = times_of_draws(log, method.chains, len(steps))
+        if method.name in EXCHANGING:
+            waiting = dataclasses.replace(scenario(method.chains), barrier=True)
+            log = timeline(waiting, method.chains, num_steps, np.asarray(steps), job.coupling.rhythm, seed=seed)
+            times, label = times_of_draws(log, method.chains, len(steps)), f"{method.name}, all wait, s = {method.every}"
+        else:
+            times, label = free_times(method.chains, steps, seed), method.label
         rows += _rows(label, seed, times, log_p[:, index].swapaxes(0, 1))
     return rows
+
+
+def free_times(workers: int, steps: Sequence[int], seed: int) -> np.ndarray:
+    """When workers that wait for nothing have taken so many steps, in the same scenario: [worker, look]."""
+    spread = np.exp(JITTER * np.random.default_rng(seed).standard_normal((workers, max(steps))))
+    slower = np.ones((workers, 1))
+    for straggler in scenario(workers).stragglers:
+        slower[straggler.worker] *= straggler.factor
+    return np.cumsum(slower * spread, 1)[:, np.asarray(steps) - 1]
 
 
 def _rows(label: str, seed: int, times: np.ndarray, log_p: np.ndarray) -> list[Row]:

@@ -17,7 +17,7 @@ import jax
 import typer
 
 from hookean.datasets import cache_dir
-from hookean.experiments import mnist, toy
+from hookean.experiments import cifar10, mnist, toy, uci
 from hookean.experiments.classification import Clock
 from hookean.experiments.report import Report
 from hookean.types import DivergenceError, HookeanError, HookeanWarning
@@ -43,6 +43,7 @@ Seeds = Annotated[
     int | None, typer.Option(metavar="N", min=1, help="Repetitions that intervals are over.", show_default=False)
 ]
 Steps = Annotated[int | None, typer.Option(metavar="N", min=8, help="Steps of each chain.", show_default=False)]
+Chains = Annotated[int | None, typer.Option(metavar="K", min=2, help="Chains or workers.", show_default=False)]
 Every = Annotated[
     str | None, typer.Option(metavar="S,S,...", help="Steps between two exchanges, e.g. 1,8.", show_default=False)
 ]
@@ -83,7 +84,7 @@ def mnist_command(
     seeds: Seeds = None,
     steps: Steps = None,
     every: Every = None,
-    chains: Annotated[int | None, typer.Option(metavar="K", help="Chains or workers.", show_default=False)] = None,
+    chains: Chains = None,
     only: Only = None,
     minutes: Minutes = None,
     resume: Resume = False,
@@ -93,9 +94,11 @@ def mnist_command(
 ) -> None:
     """Figure 2, left: learning curves on MNIST, each method at its own tuned step."""
     full = {"examples": 60_000, "tests": 10_000, "hidden": 800, "batch_size": 100, "steps": 2000, "chains": 6}
-    full |= {"seeds": 5, "sweep_seeds": 2, "clock_seeds": 5, "every": [1, 2, 4, 8, 16], "scale": 1.0}
+    full |= {"seeds": 5, "clock_seeds": 5, "every": [1, 2, 4, 8, 16], "looks": 50}
+    full |= {"sweep_seeds": 2, "sweep_steps": 2000, "rounds": 2, "grid": "full", "scale": 1.0}
     small = {"examples": 6000, "tests": 1000, "hidden": 50, "batch_size": 50, "steps": 400, "chains": 4}
-    small |= {"seeds": 3, "sweep_seeds": 1, "clock_seeds": 2, "every": [1, 8], "scale": 2.0}
+    small |= {"seeds": 3, "clock_seeds": 3, "every": [1, 8], "looks": 25}
+    small |= {"sweep_seeds": 1, "sweep_steps": 400, "rounds": 1, "grid": "small", "scale": 2.0}
     settings = {**(small if quick else full), "quick": quick, "data_dir": data_dir, "methods": _names(only)}
     settings |= {"store": store} | _given(seeds=seeds, steps=steps, chains=chains, every=_numbers("--every", every))
     with _in_plain_words(show_traceback):
@@ -111,7 +114,69 @@ def mnist_command(
         )
 
 
-DRAW: dict[str, Callable[[Report], None]] = {"toy": toy.draw, "mnist": mnist.draw}
+@app.command("cifar10")
+def cifar10_command(
+    out: Out = None,
+    data_dir: DataDir = None,
+    quick: Quick = False,
+    seeds: Seeds = None,
+    steps: Steps = None,
+    every: Every = None,
+    chains: Chains = None,
+    only: Only = None,
+    minutes: Minutes = None,
+    resume: Resume = False,
+    archive: Archive = False,
+    show_traceback: ShowTraceback = False,
+) -> None:
+    """Figure 2, right: a residual network on CIFAR-10. The full version wants an accelerator."""
+    full = {"examples": 50_000, "tests": 10_000, "blocks": 5, "shrink": 1, "batch_size": 100, "steps": 3000}
+    full |= {"chains": 6, "seeds": 2, "every": [8], "looks": 20}
+    full |= {"sweep_seeds": 1, "sweep_steps": 600, "rounds": 1, "grid": "small", "scale": 1.0}
+    small = {"examples": 3000, "tests": 200, "blocks": 1, "shrink": 4, "batch_size": 20, "steps": 120}
+    small |= {"chains": 3, "seeds": 2, "every": [8], "looks": 8}
+    small |= {"sweep_seeds": 1, "sweep_steps": 120, "rounds": 1, "grid": "small", "scale": 1.0}
+    settings = {**(small if quick else full), "quick": quick, "data_dir": data_dir, "methods": _names(only)}
+    settings |= _given(seeds=seeds, steps=steps, chains=chains, every=_numbers("--every", every))
+    with _in_plain_words(show_traceback):
+        _carry_out(
+            "cifar10", out, settings, lambda r, c: cifar10.measure(r, c, _say), cifar10.draw, archive, minutes, resume
+        )
+
+
+@app.command("uci")
+def uci_command(
+    out: Out = None,
+    data_dir: DataDir = None,
+    quick: Quick = False,
+    seeds: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="At most so many of the standard splits.", show_default=False)
+    ] = None,
+    steps: Steps = None,
+    chains: Chains = None,
+    only: Only = None,
+    minutes: Minutes = None,
+    resume: Resume = False,
+    store: Store = True,
+    archive: Archive = False,
+    show_traceback: ShowTraceback = False,
+) -> None:
+    """Regression on the UCI sets with their standard splits, beside published figures."""
+    full = {"steps": 20_000, "seeds": 20, "chains": 4, "batch_size": 100, "sweep_share": 0.5}
+    small = {"steps": 3000, "seeds": 3, "chains": 2, "batch_size": 100, "sweep_share": 0.5}
+    settings = {**(small if quick else full), "quick": quick, "data_dir": data_dir, "store": store}
+    settings["methods"] = _names(only) or (["yacht", "bostonHousing"] if quick else [])
+    settings |= _given(seeds=seeds, steps=steps, chains=chains)
+    with _in_plain_words(show_traceback):
+        _carry_out("uci", out, settings, lambda r, c: uci.measure(r, c, _say), uci.draw, archive, minutes, resume)
+
+
+DRAW: dict[str, Callable[[Report], None]] = {
+    "toy": toy.draw,
+    "mnist": mnist.draw,
+    "cifar10": cifar10.draw,
+    "uci": uci.draw,
+}
 
 
 @app.command("draw")

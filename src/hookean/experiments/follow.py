@@ -96,7 +96,7 @@ class Follower:
         settings: Any = None,
         data: Any = None,
         given: Any = None,
-        watch: Callable[[int], None] | None = None,
+        until: int | None = None,
     ) -> Followed:
         """Run `len(seeds)` runs side by side and look at every chain after each of the steps.
 
@@ -105,14 +105,15 @@ class Follower:
             settings: a pytree of arrays [run], for `vary`.
             data: the examples; None for the target's.
             given: what `look` gets besides a position.
-            watch: told the step after each look.
+            until: the last step at which to look; None for the last of all.
         """
         keys = jax.vmap(jax.random.key)(jnp.asarray(seeds, jnp.uint32))
         settings = tree_map(jnp.asarray, {} if settings is None else settings)
         data = self.job.target.data if data is None else data
         step, state = jnp.zeros((), jnp.int32), self._begin(keys, settings)
         found, done = [], 0
-        for now in self.steps:
+        wanted = [now for now in self.steps if until is None or now <= until]
+        for now in wanted:
             step, state = self._stretch(step, state, keys, settings, data, (now - done) // self._length)
             done = now
             if self.job.coupling.server_owns_chain:
@@ -120,12 +121,10 @@ class Follower:
             else:
                 positions = state.workers.state.position
             found.append(jax.device_get(self._look(positions, given)))
-            if watch is not None:
-                watch(now)
         broken = np.asarray(state.seen.broken_at)
         first = np.where(broken < 0, np.iinfo(np.int32).max, broken).min(1)
         seen = tree_map(lambda *looks: np.stack(looks), *found)
-        return Followed(np.asarray(self.steps), seen, np.where(np.all(broken < 0, 1), -1, first))
+        return Followed(np.asarray(wanted), seen, np.where(np.all(broken < 0, 1), -1, first))
 
 
 def _advance(job: Job, step: Any, state: State, data: Any, length: int, report: int | None) -> tuple[Any, State]:

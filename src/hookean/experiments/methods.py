@@ -95,17 +95,25 @@ def _grid(**values: Sequence[float]) -> tuple[tuple[tuple[str, float], ...], ...
     return tuple(tuple(zip(values, each, strict=True)) for each in itertools.product(*values.values()))
 
 
-def all_methods(chains: int, every: Sequence[int], scale: float = 1.0) -> list[Method]:
-    """In the order in which they are worth measuring. `scale` multiplies all learning rates of the sweeps."""
+def all_methods(chains: int, every: Sequence[int], scale: float = 1.0, small: bool = False) -> list[Method]:
+    """In the order in which they are worth measuring.
+
+    `scale` multiplies all learning rates of the sweeps; `small` leaves out about half of what they try.
+    """
 
     def rates(*lr: float) -> list[float]:
         return [scale * value for value in lr]
 
-    alone = _grid(lr=rates(0.003, 0.006, 0.012, 0.025, 0.05))
-    stale = _grid(lr=rates(0.0005, 0.001, 0.002, 0.004, 0.008))
-    elastic = _grid(lr=rates(0.03, 0.06, 0.12), spring=(0.003, 0.01, 0.03))
-    easgd = _grid(lr=rates(0.06, 0.12, 0.25, 0.5, 1.0), rate=(0.3, 0.9))
-    eamsgd = _grid(lr=rates(0.006, 0.012, 0.025, 0.05, 0.1), rate=(0.3, 0.9))
+    if small:
+        alone, stale = _grid(lr=rates(0.006, 0.02, 0.06)), _grid(lr=rates(0.001, 0.003, 0.01))
+        elastic = _grid(lr=rates(0.04, 0.1), spring=(0.01, 0.03))
+        easgd, eamsgd = _grid(lr=rates(0.1, 0.3, 1.0), rate=(0.9,)), _grid(lr=rates(0.01, 0.03, 0.1), rate=(0.9,))
+    else:
+        alone = _grid(lr=rates(0.003, 0.006, 0.012, 0.025, 0.05))
+        stale = _grid(lr=rates(0.0005, 0.001, 0.002, 0.004, 0.008))
+        elastic = _grid(lr=rates(0.03, 0.06, 0.12), spring=(0.003, 0.01, 0.03))
+        easgd = _grid(lr=rates(0.06, 0.12, 0.25, 0.5, 1.0), rate=(0.3, 0.9))
+        eamsgd = _grid(lr=rates(0.006, 0.012, 0.025, 0.05, 0.1), rate=(0.3, 0.9))
     middle = 8 if 8 in every else sorted(every)[len(every) // 2]
     order = [middle, *(s for s in (1, 16, 4, 2) if s in every and s != middle)]
     order += [s for s in every if s not in order]

@@ -42,7 +42,8 @@ def measure(report: Report, clock: Clock, say: Say) -> None:
     """Sweep, curves, and the same against simulated and real time."""
     settings = report.settings
     wanted = task(report)
-    methods = all_methods(int(settings["chains"]), settings["every"], float(settings["scale"]))
+    small = settings["grid"] == "small"
+    methods = all_methods(int(settings["chains"]), settings["every"], float(settings["scale"]), small)
     if settings["methods"]:
         methods = [method for method in methods if method.name in settings["methods"]]
     measure_curves(report, wanted, methods, clock, say)

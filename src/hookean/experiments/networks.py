@@ -52,23 +52,20 @@ def residual_init(blocks: int = 5, widths: Sequence[int] = WIDTHS, classes: int 
         w = jax.random.normal(key, (9 * inputs, outputs)) * jnp.sqrt(2 / (9 * inputs)) * scale
         return {"w": w, "b": jnp.zeros(outputs)}
 
+    def block(key: jax.Array, inputs: int, outputs: int) -> Params:
+        second = {"w": jnp.zeros((9 * outputs, outputs)), "b": jnp.zeros(outputs)}
+        return {"first": convolution(key, inputs, outputs, branches**-0.5), "second": second}
+
     def init(key: jax.Array) -> Params:
-        keys = iter(jax.random.split(key, 1 + branches))
+        keys = jax.random.split(key, (len(widths), blocks))
         stages, inputs = [], widths[0]
-        first = convolution(next(keys), 3, inputs, 1.0)
-        for width in widths:
-            stage = []
-            for _ in range(blocks):
-                stage.append(
-                    {
-                        "first": convolution(next(keys), inputs, width, branches**-0.5),
-                        "second": {"w": jnp.zeros((9 * width, width)), "b": jnp.zeros(width)},
-                    }
-                )
-                inputs = width
-            stages.append(stage)
+        for width, own in zip(widths, keys, strict=True):
+            stages.append({"enter": block(own[0], inputs, width)})
+            if blocks > 1:  # alike, and stacked, so that one is compiled for all
+                stages[-1]["rest"] = jax.vmap(lambda k, w=width: block(k, w, w))(own[1:])
+            inputs = width
         last = {"w": jnp.zeros((widths[-1], classes)), "b": jnp.zeros(classes)}
-        return {"first": first, "stages": stages, "last": last}
+        return {"first": convolution(jax.random.fold_in(key, 1), 3, widths[0], 1.0), "stages": stages, "last": last}
 
     return init
 
@@ -77,11 +74,15 @@ def residual(params: Params, x: jax.Array) -> jax.Array:
     """Logits of images [B, H, W, 3]."""
     x = jax.nn.relu(_convolution(params["first"], x))
     for number, stage in enumerate(params["stages"]):
-        for block, layers in enumerate(stage):
-            stride = 2 if number > 0 and block == 0 else 1
-            branch = jax.nn.relu(_convolution(layers["first"], x, stride))
-            x = jax.nn.relu(_shortcut(x, stride, branch.shape[-1]) + _convolution(layers["second"], branch))
+        x = _block(stage["enter"], x, stride=2 if number > 0 else 1)
+        if "rest" in stage:
+            x = jax.lax.scan(lambda x, layers: (_block(layers, x), None), x, stage["rest"])[0]
     return jnp.mean(x, (1, 2)) @ params["last"]["w"] + params["last"]["b"]
+
+
+def _block(layers: Any, x: jax.Array, stride: int = 1) -> jax.Array:
+    branch = jax.nn.relu(_convolution(layers["first"], x, stride))
+    return jax.nn.relu(_shortcut(x, stride, branch.shape[-1]) + _convolution(layers["second"], branch))
 
 
 def _shortcut(x: jax.Array, stride: int, channels: int) -> jax.Array:
