@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from hookean.datasets import load
-from hookean.experiments.classification import Clock, Say, Task, measure as measure_curves
+from hookean.experiments.classification import Clock, Say, Task
+from hookean.experiments.classification import measure as measure_curves
 from hookean.experiments.methods import all_methods
 from hookean.experiments.networks import residual, residual_init
 from hookean.experiments.page import draw_classification
@@ -65,7 +66,7 @@ def draw(report: Report) -> None:
 
 
 INTRODUCTION = (
-    "Figure 2 (right) of Springenberg, Klein, Falkner and Hutter 2016: a residual network with 32 layers (He et al. 2016), "
-    "without batch normalisation, started by Fixup (Zhang, Dauphin and Ma 2019). A parallel step is one gradient by each "
-    "of the K workers."
+    "Figure 2 (right) of Springenberg, Klein, Falkner and Hutter 2016: a residual network with 32 layers (He et al. "
+    "2016), without batch normalisation, started by Fixup (Zhang, Dauphin and Ma 2019). A parallel step is one gradient "
+    "by each of the K workers."
 )

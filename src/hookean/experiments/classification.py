@@ -25,6 +25,7 @@ from hookean.experiments.speed import time_to
 from hookean.types import Params
 
 Say = Callable[[str], None]
+SAME_STEP = "the best step of s = 1"
 SWEEP_SEED, SEED = 1000, 0
 """First seeds of the sweep and of the runs that are reported: they have none in common."""
 BLOCK = 2000
@@ -46,9 +47,7 @@ class Task:
     prepare: Callable[[jax.Array], jax.Array]
 
     @classmethod
-    def split(
-        cls, train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, np.ndarray], **others: Any
-    ) -> Task:
+    def split(cls, train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, np.ndarray], **others: Any) -> Task:
         """Hold out as many examples as the test set has, or a sixth; the first ones of the rest stand in for them."""
         count = len(train[1])
         held = min(len(test[1]), count // 6)
@@ -225,9 +224,7 @@ class Runs:
         """When it is looked."""
         return np.asarray(self.follower.steps)
 
-    def _follow(
-        self, pairs: Sequence[tuple[Setting, int]], data: Any, given: Any, until: int | None = None
-    ) -> Curves:
+    def _follow(self, pairs: Sequence[tuple[Setting, int]], data: Any, given: Any, until: int | None = None) -> Curves:
         """Many runs, in sets of one size that the first call decides, filled up with repetitions."""
         self.width = getattr(self, "width", len(pairs))
         data, given = jax.device_put((data, given))
@@ -257,7 +254,7 @@ def _also(report: Report, method: Method) -> dict[str, Setting]:
     if method.name != "stale gradient" or method.every == 1:
         return {}
     known = [r for r in report.rows("tuned") if r["method"] == "stale gradient, s = 1" and r["role"] == "tuned"]
-    return {"the best step of s = 1": {"lr": float(row["lr"])} for row in known}
+    return {SAME_STEP: {"lr": float(known[-1]["lr"])}} if known else {}
 
 
 def _tuned_row(method: Method, role: str, setting: Setting) -> Row:

@@ -71,14 +71,13 @@ def measure(report: Report, task: Task, methods: Sequence[Method], clock: Clock,
 
 
 def _chosen(report: Report, methods: Sequence[Method]) -> list[tuple[Method, Setting]]:
-    """SGHMC, independent chains, and the first of the elastic and the stale ones, with their tuned numbers."""
-    found, names = [], set()
+    """SGHMC, independent chains, and elastic ones and stale gradients of one s, with their tuned numbers."""
+    every = next((method.every for method in methods if method.name == "elastic"), 1)
+    found = []
     for method in methods:
-        if method.name in names or method.name not in ("SGHMC", "independent", *EXCHANGING):
-            continue
+        wanted = method.name in ("SGHMC", "independent") or (method.name in EXCHANGING and method.every == every)
         rows = [r for r in report.rows("tuned") if r["method"] == method.label and r["role"].startswith("tuned")]
-        if rows:
-            names.add(method.name)
+        if wanted and rows:
             row = rows[-1]  # of independent chains, the step that suits their ensemble
             found.append((method, {key: float(row[key]) for key in ("lr", "spring", "rate") if row[key] != ""}))
     return found
@@ -152,7 +151,8 @@ def _from_steps(
         if method.name in EXCHANGING:
             waiting = dataclasses.replace(scenario(method.chains), barrier=True)
             log = timeline(waiting, method.chains, num_steps, np.asarray(steps), job.coupling.rhythm, seed=seed)
-            times, label = times_of_draws(log, method.chains, len(steps)), f"{method.name}, all wait, s = {method.every}"
+            times = times_of_draws(log, method.chains, len(steps))
+            label = f"{method.name}, all wait, s = {method.every}"
         else:
             times, label = free_times(method.chains, steps, seed), method.label
         rows += _rows(label, seed, times, log_p[:, index].swapaxes(0, 1))
@@ -260,7 +260,9 @@ def times_table(report: Report, name: str) -> list[Row]:
 
 def _limits(by_method: dict[str, list[Row]]) -> tuple[float, float]:
     values = [float(row[name]) for rows in by_method.values() for row in rows for name in ("single", "ensemble")]
-    level = float(np.mean(_common(by_method["SGHMC"], "single")[1][:, -1])) if "SGHMC" in by_method else np.nanmax(values)
+    level = np.nanmax(values)
+    if "SGHMC" in by_method:
+        level = np.mean(_common(by_method["SGHMC"], "single")[1][:, -1])
     return 0.9 * min(float(np.nanmin(values)), level), 3 * level
 
 
@@ -294,8 +296,8 @@ def draw(report: Report) -> list[str]:
 
 
 SIMULATED = (
-    f"Workers that take one unit for a step (spread {JITTER:g}), one that is {SLOWER:g} times slower, messages that travel "
-    f"{LATENCY:g} units each way. Of each chain the newest state counts; SGHMC is one normal worker. 95 % intervals."
+    f"Workers that take one unit for a step (spread {JITTER:g}), one that is {SLOWER:g} times slower, messages that "
+    f"travel {LATENCY:g} units each way. Of each chain the newest state counts; SGHMC is one normal worker. 95 % intervals."
 )
 SECONDS = "Real seconds with a thread for each worker, on {hardware}; compilation included. 95 % intervals."
 

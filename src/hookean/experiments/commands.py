@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-
 import sys
 import tempfile
 import time
@@ -53,9 +52,7 @@ Minutes = Annotated[
 Resume = Annotated[bool, typer.Option("--resume", help="Go on in a folder: what it has is not measured again.")]
 Archive = Annotated[bool, typer.Option("--archive", help="Pack the folder into one DIR.tar.gz, too.")]
 Store = Annotated[bool, typer.Option("--store/--no-store", help="Keep the store of one run.")]
-Only = Annotated[
-    str | None, typer.Option(metavar="NAME,...", help="Only these methods or sets.", show_default=False)
-]
+Only = Annotated[str | None, typer.Option(metavar="NAME,...", help="Only these methods or sets.", show_default=False)]
 ShowTraceback = Annotated[bool, typer.Option("--traceback", help="With an error, show where it came from.")]
 
 
@@ -93,10 +90,17 @@ def mnist_command(
     show_traceback: ShowTraceback = False,
 ) -> None:
     """Figure 2, left: learning curves on MNIST, each method at its own tuned step."""
-    full = {"examples": 60_000, "tests": 10_000, "hidden": 800, "batch_size": 100, "steps": 2000, "chains": 6}
+    full: dict[str, Any] = {
+        "examples": 60_000,
+        "tests": 10_000,
+        "hidden": 800,
+        "batch_size": 100,
+        "steps": 2000,
+        "chains": 6,
+    }
     full |= {"seeds": 5, "clock_seeds": 5, "every": [1, 2, 4, 8, 16], "looks": 50}
     full |= {"sweep_seeds": 2, "sweep_steps": 2000, "rounds": 2, "grid": "full", "scale": 1.0}
-    small = {"examples": 6000, "tests": 1000, "hidden": 50, "batch_size": 50, "steps": 400, "chains": 4}
+    small: dict[str, Any] = {"examples": 6000, "tests": 1000, "hidden": 50, "batch_size": 50, "steps": 400, "chains": 4}
     small |= {"seeds": 3, "clock_seeds": 3, "every": [1, 8], "looks": 25}
     small |= {"sweep_seeds": 1, "sweep_steps": 400, "rounds": 1, "grid": "small", "scale": 2.0}
     settings = {**(small if quick else full), "quick": quick, "data_dir": data_dir, "methods": _names(only)}
@@ -130,10 +134,17 @@ def cifar10_command(
     show_traceback: ShowTraceback = False,
 ) -> None:
     """Figure 2, right: a residual network on CIFAR-10. The full version wants an accelerator."""
-    full = {"examples": 50_000, "tests": 10_000, "blocks": 5, "shrink": 1, "batch_size": 100, "steps": 3000}
+    full: dict[str, Any] = {
+        "examples": 50_000,
+        "tests": 10_000,
+        "blocks": 5,
+        "shrink": 1,
+        "batch_size": 100,
+        "steps": 3000,
+    }
     full |= {"chains": 6, "seeds": 2, "every": [8], "looks": 20}
     full |= {"sweep_seeds": 1, "sweep_steps": 600, "rounds": 1, "grid": "small", "scale": 1.0}
-    small = {"examples": 3000, "tests": 200, "blocks": 1, "shrink": 4, "batch_size": 20, "steps": 120}
+    small: dict[str, Any] = {"examples": 3000, "tests": 200, "blocks": 1, "shrink": 4, "batch_size": 20, "steps": 120}
     small |= {"chains": 3, "seeds": 2, "every": [8], "looks": 8}
     small |= {"sweep_seeds": 1, "sweep_steps": 120, "rounds": 1, "grid": "small", "scale": 1.0}
     settings = {**(small if quick else full), "quick": quick, "data_dir": data_dir, "methods": _names(only)}
@@ -162,8 +173,8 @@ def uci_command(
     show_traceback: ShowTraceback = False,
 ) -> None:
     """Regression on the UCI sets with their standard splits, beside published figures."""
-    full = {"steps": 20_000, "seeds": 20, "chains": 4, "batch_size": 100, "sweep_share": 0.5}
-    small = {"steps": 3000, "seeds": 3, "chains": 2, "batch_size": 100, "sweep_share": 0.5}
+    full: dict[str, Any] = {"steps": 20_000, "seeds": 20, "chains": 4, "batch_size": 100, "sweep_share": 0.5}
+    small: dict[str, Any] = {"steps": 3000, "seeds": 3, "chains": 2, "batch_size": 100, "sweep_share": 0.5}
     settings = {**(small if quick else full), "quick": quick, "data_dir": data_dir, "store": store}
     settings["methods"] = _names(only) or (["yacht", "bostonHousing"] if quick else [])
     settings |= _given(seeds=seeds, steps=steps, chains=chains)
@@ -187,8 +198,8 @@ def staleness_command(
     show_traceback: ShowTraceback = False,
 ) -> None:
     """Bias and speed over s, K, alpha, O and the step, exactly and on posteriors with reference draws."""
-    full = {"steps": 16_000, "seeds": 10, "chains": 4, "step": 0.5}
-    small = {"steps": 1600, "seeds": 3, "chains": 4, "step": 0.5}
+    full: dict[str, Any] = {"steps": 16_000, "seeds": 10, "chains": 4, "step": 0.5}
+    small: dict[str, Any] = {"steps": 1600, "seeds": 3, "chains": 4, "step": 0.5}
     settings = {**(small if quick else full), "quick": quick, "data_dir": data_dir, "store": store}
     settings["methods"] = _names(only) or (["sblri-blr"] if quick else [])
     settings |= _given(seeds=seeds, steps=steps, chains=chains)
@@ -275,7 +286,7 @@ def _carry_out(
 
 def _keep_programs() -> None:
     """Compiled programs are kept on disk: runs of an experiment share them, and so does a second try."""
-    if jax.config.jax_compilation_cache_dir is None:
+    if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
         folder = cache_dir() / "compiled"
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -326,5 +337,3 @@ def _in_plain_words(show_traceback: bool) -> Iterator[None]:
                 traceback.print_exception(error)
             _say(f"error: {error}")
             raise typer.Exit(1 if isinstance(error, DivergenceError) else 2) from error
-
-

@@ -2,7 +2,7 @@
 
 Potential h x^2 / 2, temperature 1, dynamics with a linear map. Workers share one copy of the centre, so differences
 between chains do not feel it: elastic chains fall apart into K - 1 equal differences and a mean, of which the law is a
-Lyapunov equation of order 4. A stale gradient is worse off: its server steps K s / O times along one gradient. The tests
+Lyapunov equation of order 4. A stale gradient is worse off: its server steps K s / O times along one gradient. Tests
 compare both with `hookean.testing.linear_system`, which asks the library's own code.
 """
 

@@ -117,7 +117,8 @@ def all_methods(chains: int, every: Sequence[int], scale: float = 1.0, small: bo
     middle = 8 if 8 in every else sorted(every)[len(every) // 2]
     order = [middle, *(s for s in (1, 16, 4, 2) if s in every and s != middle)]
     order += [s for s in every if s not in order]
-    found = [Method("SGHMC", 1, alone), Method("independent", chains, alone), Method("elastic", chains, elastic, middle)]
+    found = [Method("SGHMC", 1, alone), Method("independent", chains, alone)]
+    found.append(Method("elastic", chains, elastic, middle))
     found += [Method("stale gradient", chains, stale, s) for s in (1, middle) if s in every]  # s = 1 comes first:
     found += [Method("elastic, released", chains, elastic, middle)]  # its step is tried with every other s
     found += [Method("EASGD", chains, easgd, middle), Method("EAMSGD", chains, eamsgd, middle)]

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 
 from hookean.datasets import load
 from hookean.experiments import clocks
-from hookean.experiments.classification import Clock, Say, Task, measure as measure_curves
+from hookean.experiments.classification import Clock, Say, Task
+from hookean.experiments.classification import measure as measure_curves
 from hookean.experiments.methods import all_methods
 from hookean.experiments.networks import dense, dense_init
 from hookean.experiments.page import draw_classification
@@ -26,7 +27,7 @@ def task(report: Report) -> Task:
     given = load("mnist", settings["data_dir"])
     examples, tests, hidden = (int(settings[name]) for name in ("examples", "tests", "hidden"))
     flat = [(x.reshape(len(x), -1), y) for x, y in ((given.x_train, given.y_train), (given.x_test, given.y_test))]
-    train, test = (tuple(part[:count] for part in each) for each, count in zip(flat, (examples, tests), strict=True))
+    train, test = ((x[:count], y[:count]) for (x, y), count in zip(flat, (examples, tests), strict=True))
     return Task.split(
         train,
         test,
@@ -56,6 +57,6 @@ def draw(report: Report) -> None:
 
 
 INTRODUCTION = (
-    "Figure 2 (left) of Springenberg, Klein, Falkner and Hutter 2016, on all of MNIST, against baselines that were tuned "
-    "by the same sweep. A parallel step is one gradient by each of the K workers."
+    "Figure 2 (left) of Springenberg, Klein, Falkner and Hutter 2016, on MNIST, against baselines that were tuned by "
+    "the same sweep. A parallel step is one gradient by each of the K workers."
 )

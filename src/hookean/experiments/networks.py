@@ -39,7 +39,7 @@ WIDTHS = (16, 32, 64)
 
 
 def residual_init(blocks: int = 5, widths: Sequence[int] = WIDTHS, classes: int = 10) -> Callable[[jax.Array], Params]:
-    """A residual network of 6 blocks + 2 layers (He et al. 2016, for CIFAR-10), started so that it needs no normalisation.
+    """A residual network of 6 blocks + 2 layers (He et al. 2016, for CIFAR-10) that needs no normalisation.
 
     Fixup (Zhang, Dauphin and Ma 2019, arXiv 1901.09321): He's start, but in each of the L = 3 blocks residual branches
     the first convolution is scaled by 1/sqrt(L) and the second is 0, and so is the last layer. A bias for each channel

@@ -42,8 +42,8 @@ SWEEP = (
 
 
 TIMES = (
-    "Parallel steps until the test NLL of one state is x, and in brackets as a ratio to the SGHMC that is fastest to x; a "
-    "dash where it is not reached, and no interval where it is not with every seed. "
+    "Parallel steps until the test NLL of one state is x, and in brackets as a ratio to the SGHMC that is fastest to "
+    "x; a dash where it is not reached, and no interval where it is not with every seed. "
 )
 
 

@@ -30,7 +30,7 @@ def time_to(curve: Any, steps: Any, level: float) -> float:
 
 
 class Times(NamedTuple):
-    """Mean time to a level and its interval; where a seed never gets there, the time of the mean curve, and no interval."""
+    """Mean time to a level and its interval; where a seed never gets there, the time of the mean curve alone."""
 
     mean: float
     half: float
@@ -43,10 +43,10 @@ class Times(NamedTuple):
         each = np.array([time_to(curve, times, level) for curve in curves])
         there = int(np.isfinite(each).sum())
         if there == len(each):
-            mean, half = interval(each)
+            mean, half = map(float, interval(each))
         else:
             mean, half = time_to(curves.mean(0), times, level), float("nan")
-        return cls(float(mean), float(half), there, len(each))
+        return cls(mean, half, there, len(each))
 
 
 Group = dict[tuple[str, str], dict[int, list[Row]]]
@@ -131,12 +131,13 @@ def findings(groups: Group, times: Sequence[Row], final: Sequence[Row]) -> list[
     )
     for method, row in elastic.items():
         if not np.isfinite(row["steps"]):
-            said_so.append(f"{method} does not reach that level with every seed ({row['seeds there']} of {row['seeds']}).")
+            there = f"{row['seeds there']} of {row['seeds']}"
+            said_so.append(f"{method} does not reach that level with every seed ({there}).")
             continue
         verdict = "at most a third" if row["ratio to SGHMC"] <= 1 / 3 else "more than a third"
         said_so.append(
-            f"{method} reaches it after {row['steps']:.0f} ± {row['± (95 %)']:.0f} steps, {row['ratio to SGHMC']:.2f} of "
-            f"SGHMC's: {verdict}."
+            f"{method} reaches it after {row['steps']:.0f} ± {row['± (95 %)']:.0f} steps, {row['ratio to SGHMC']:.2f} "
+            f"of SGHMC's: {verdict}."
         )
     for method, row in at_level.items():
         if method.startswith("EA") and np.isfinite(row["steps"]):
@@ -166,7 +167,6 @@ def findings(groups: Group, times: Sequence[Row], final: Sequence[Row]) -> list[
             )
     said_so += _where_it_does_not_hold(by_key)
     return said_so
-
 
 
 def _where_it_does_not_hold(by_key: dict[tuple[str, str], Row]) -> list[str]:
@@ -212,6 +212,7 @@ KINDS = {
     "EASGD": COLOURS["green"],
     "EAMSGD": COLOURS["pink"],
 }
+
 
 def kind_and_every(method: str) -> tuple[str, int | None]:
     """A label taken apart again."""

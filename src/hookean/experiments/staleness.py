@@ -7,7 +7,6 @@ alternate, against independent chains, all with the same number of gradients.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import time
@@ -75,7 +74,7 @@ def _exact_row(scheme: str, step: float, chains: int, every: int, alpha: Any, wa
 
 
 class Posterior(NamedTuple):
-    """A density of w, where u = mean + sd w are the unconstrained parameters; in w the reference has mean 0 and sd 1."""
+    """A density of w, where u = mean + sd w are the unconstrained parameters; the reference has mean 0, sd 1 in w."""
 
     log_density: Callable[[jax.Array], jax.Array]
     size: int
@@ -173,9 +172,7 @@ def _sampled(report: Report, name: str, posterior: Posterior, contest: Contest, 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", hk.HookeanWarning)
         dynamics = hk.SGHMC(step_size, FRICTION)
-        job = prepare(
-            target, init, dynamics, coupling, chains, num_steps, num_steps // 4, 8, hk.Vectorised(), 0
-        )
+        job = prepare(target, init, dynamics, coupling, chains, num_steps, num_steps // 4, 8, hk.Vectorised(), 0)
     found = Follower(job, init, lambda w, _: w, [int(step) for step in job.kept_steps])(range(SEED, SEED + seeds))
     draws = found.seen  # [draw, run, chain, parameter]
     rows = []
@@ -256,8 +253,8 @@ def draw(report: Report) -> None:
 
 
 INTRODUCTION = (
-    "Bias and speed of elastic chains and of stale gradients over s, K, alpha, O and the step, exactly; and springs that "
-    "are held, let go or alternate against independent chains with the same number of gradients."
+    "Bias and speed of elastic chains and of stale gradients over s, K, alpha, O and the step, exactly; and springs "
+    "that are held, let go or alternate against independent chains with the same number of gradients."
 )
 EXACT = (
     "On N(0, 1), friction 1, workers that exchange together every s steps. Relaxation: parallel steps after which a "
@@ -316,7 +313,7 @@ def _draw_exact(report: Report, rows: list[Row]) -> None:
         panel.set_xticks(EVERY, [str(s) for s in EVERY])
         panel.set_xlabel("s")
         panel.grid(alpha=0.25)
-    caption = "Exact laws on N(0, 1); dashed at 1: the target. Points that are missing have no stationary law: they diverge."
+    caption = "Exact laws on N(0, 1); dashed at 1: the target. Where a point is missing there is no law: it diverges."
     report.figure("exact", figure, caption)
     plt.close(figure)
 
@@ -328,11 +325,11 @@ def summary(rows: list[Row]) -> list[Row]:
         groups.setdefault((row["posterior"], row["schedule"], row["s"], row["alpha"]), []).append(row)
     found = []
     for (posterior, schedule, every, alpha), own in groups.items():
-        row: Row = {"posterior": posterior, "schedule": schedule, "s": every, "alpha": alpha, "seeds": len(own)}
+        line: Row = {"posterior": posterior, "schedule": schedule, "s": every, "alpha": alpha, "seeds": len(own)}
         for name in ("error of mean", "error of sd", "sd ratio"):
             mean, half = interval([float(each[name]) for each in own])
-            row |= {name: float(mean), f"± {name}": float(half)}
-        found.append(row)
+            line |= {name: float(mean), f"± {name}": float(half)}
+        found.append(line)
     return found
 
 
@@ -384,11 +381,15 @@ def findings(rows: list[Row], sampled: list[Row]) -> list[str]:
     stale = {row["s"]: row for row in _select(rows, scheme="stale gradient", O=1, **base)}
     lost = [s for s, row in stale.items() if not np.isfinite(row["variance"])]
     said_so = [
-        f"Held springs (alpha = 1, K = {BASE_CHAINS}, step {BASE_STEP:g}) give a chain {100 * held[1]['variance']:.1f} % "
-        f"of the posterior's variance at s = 1 and {100 * held[16]['variance']:.1f} % at s = 16: the bias belongs to the "
-        "springs, not to staleness.",
+        f"Held springs (alpha = 1, K = {BASE_CHAINS}, step {BASE_STEP:g}) give a chain "
+        f"{100 * held[1]['variance']:.1f} % of the posterior's variance at s = 1 and "
+        f"{100 * held[16]['variance']:.1f} % at s = 16: the bias belongs to the springs, not to staleness.",
         f"A stale gradient (O = 1, the same K and step) has {100 * stale[1]['variance']:.1f} % at s = 1; "
-        + (f"with s = {', '.join(map(str, lost))} it has no stationary law." if lost else "it is stable for all s here."),
+        + (
+            f"with s = {', '.join(map(str, lost))} it has no stationary law."
+            if lost
+            else "it is stable for all s here."
+        ),
     ]
     alone = {row["step"]: row["relaxation"] for row in _select(rows, scheme="independent")}
     slower = [r for r in _select(rows, scheme="elastic") if r["relaxation"] > 1.001 * alone[r["step"]]]

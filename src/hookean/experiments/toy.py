@@ -70,9 +70,7 @@ def measure(report: Report) -> None:
     report.append("laws", [_law(name, *system) for name, system in SYSTEMS.items()])
     coupling, chains = SYSTEMS["elastic, as derived"]
     start = jnp.asarray(START, jnp.float32)
-    keep_store(
-        report, target, start, dynamics=DYNAMICS, coupling=coupling, chains=chains, num_steps=steps, seed=seed
-    )
+    keep_store(report, target, start, dynamics=DYNAMICS, coupling=coupling, chains=chains, num_steps=steps, seed=seed)
 
 
 def _law(name: str, coupling: hk.Coupling, chains: int) -> Row:
@@ -127,7 +125,7 @@ def draw(report: Report) -> None:
 
 
 CAPTION = (
-    "Exact stationary covariances of the code that drew the paths, for its step size, by the discrete Lyapunov equation."
+    "Exact stationary covariances of the code that drew the paths, for its step, by the discrete Lyapunov equation."
 )
 
 
