@@ -56,7 +56,7 @@ def measure(report: Report, clock: Clock, say: Say) -> None:
     settings = report.settings
     small = settings["grid"] == "small"
     methods = all_methods(int(settings["chains"]), settings["every"], float(settings["scale"]), small)
-    methods = [method for method in methods if method.name in (settings["methods"] or KINDS)]
+    methods = [method for method in methods if method.name in ("SGHMC", *(settings["methods"] or KINDS))]
     measure_curves(report, task(report), methods, clock, say)
 
 
@@ -67,6 +67,6 @@ def draw(report: Report) -> None:
 
 INTRODUCTION = (
     "Figure 2 (right) of Springenberg, Klein, Falkner and Hutter 2016: a residual network with 32 layers (He et al. "
-    "2016), without batch normalisation, started by Fixup (Zhang, Dauphin and Ma 2019). A parallel step is one gradient "
-    "by each of the K workers."
+    "2016), without batch normalisation, started by Fixup (Zhang, Dauphin and Ma 2019). A parallel step is one "
+    "gradient by each of the K workers."
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -142,8 +142,9 @@ class Clock:
         return self.minutes is not None and time.monotonic() - self.began > 60 * self.minutes
 
 
-def measure(report: Report, task: Task, methods: Sequence[Method], clock: Clock, say: Say) -> None:
-    """Tables sweep, tuned and curves. What a folder has already is not done again."""
+def measure(report: Report, task: Task, methods: Sequence[Method], clock: Clock, say: Say) -> dict[str, Runs]:
+    """Tables sweep, tuned and curves. What a folder has already is not done again. Gives the compiled programs."""
+    compiled: dict[str, Runs] = {}
     target = task.target()
     done = {row["method"] for row in report.rows("curves")}
     left_out = []
@@ -154,7 +155,7 @@ def measure(report: Report, task: Task, methods: Sequence[Method], clock: Clock,
             left_out.append(method.label)
             continue
         began = time.monotonic()
-        runs = Runs(report, task, target, method)
+        compiled[method.label] = runs = Runs(report, task, target, method)
         chosen = runs.sweep(_level(report))
         report.append("tuned", [_tuned_row(method, role, setting) for role, setting in chosen.items()])
         for role, setting in _also(report, method).items():
@@ -163,6 +164,7 @@ def measure(report: Report, task: Task, methods: Sequence[Method], clock: Clock,
         say(f"{method.label}: {time.monotonic() - began:.0f} s")
     if left_out:
         report.note(f"Left out, for the time was up: {'; '.join(left_out)}.")
+    return compiled
 
 
 class Runs:
@@ -171,6 +173,7 @@ class Runs:
     def __init__(self, report: Report, task: Task, target: hk.Target, method: Method) -> None:
         """Nothing is compiled yet."""
         self.report, self.task, self.method = report, task, method
+        self.width = 0
         num_steps = int(report.settings["steps"])
         vary = method.vary(target.num_examples, num_steps)
         job = method.job(target, task.init, num_steps)
@@ -225,15 +228,25 @@ class Runs:
         return np.asarray(self.follower.steps)
 
     def _follow(self, pairs: Sequence[tuple[Setting, int]], data: Any, given: Any, until: int | None = None) -> Curves:
-        """Many runs, in sets of one size that the first call decides, filled up with repetitions."""
-        self.width = getattr(self, "width", len(pairs))
+        """Curves of many runs, in sets of one size that the first call decides, filled up with repetitions."""
+        found = [curves_of(each) for each in self._sets(pairs, data, given, until)]
+        return Curves(*(np.concatenate(parts, 1)[:, : len(pairs)] for parts in zip(*found, strict=True)))
+
+    def test(self, setting: Setting, seeds: Sequence[int]) -> np.ndarray:
+        """Log-probabilities of the test labels [look, run, chain, example]."""
+        pairs = [(setting, seed) for seed in seeds]
+        found = [each.seen["log_p"] for each in self._sets(pairs, self.task.train, self.task.test)]
+        return np.concatenate(found, 1)[:, : len(pairs)]
+
+    def _sets(
+        self, pairs: Sequence[tuple[Setting, int]], data: Any, given: Any, until: int | None = None
+    ) -> Iterator[Followed]:
+        self.width = self.width or len(pairs)
         data, given = jax.device_put((data, given))
-        found: list[Curves] = []
         for begin in range(0, len(pairs), self.width):
             some = [pairs[i % len(pairs)] for i in range(begin, begin + self.width)]
             settings = {name: np.array([setting[name] for setting, _ in some], np.float32) for name in some[0][0]}
-            found.append(curves_of(self.follower([seed for _, seed in some], settings, data, given, until)))
-        return Curves(*(np.concatenate(parts, 1)[:, : len(pairs)] for parts in zip(*found, strict=True)))
+            yield self.follower([seed for _, seed in some], settings, data, given, until)
 
 
 def _level(report: Report) -> float | None:

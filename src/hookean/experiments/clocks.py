@@ -23,12 +23,12 @@ from hookean.experiments.classification import (
     SEED,
     Clock,
     Say,
+    Runs,
     Task,
     look_steps,
     nll_of_ensemble,
     nll_of_states,
 )
-from hookean.experiments.follow import Follower
 from hookean.experiments.keep import keep_store
 from hookean.experiments.methods import Method, Setting
 from hookean.experiments.report import Report, Row, plot_style, table
@@ -46,8 +46,13 @@ def scenario(workers: int) -> hk.Scenario:
     return hk.Scenario(step_time=1.0, latency=LATENCY, jitter=JITTER, stragglers=slow)
 
 
-def measure(report: Report, task: Task, methods: Sequence[Method], clock: Clock, say: Say) -> None:
-    """Tables simulated and seconds, for the methods that have been tuned; and the store of one run."""
+def measure(
+    report: Report, task: Task, methods: Sequence[Method], compiled: dict[str, Runs], clock: Clock, say: Say
+) -> None:
+    """Tables simulated and seconds, for the methods that have been tuned; and the store of one run.
+
+    `compiled` are programs that are there already, by the methods' labels.
+    """
     target = task.target()
     chosen = _chosen(report, methods)
     seeds = [SEED + seed for seed in range(int(report.settings["clock_seeds"]))]
@@ -62,7 +67,8 @@ def measure(report: Report, task: Task, methods: Sequence[Method], clock: Clock,
                 run = _sample(report, task, target, method, setting, hk.Simulated(scenario(method.chains)), seed)
                 report.append("simulated", _rows(method.label, seed, *_seen(report, task, run)))
         if method.name != "stale gradient":
-            report.append("simulated", _from_steps(report, task, target, method, setting, seeds))
+            runs = compiled.get(method.label) or Runs(report, task, target, method)
+            report.append("simulated", _from_steps(runs, setting, seeds))
         say(f"{method.label}: simulated")
     _threads(report, task, target, chosen, seeds, clock, say)
     for method, setting in chosen:
@@ -136,21 +142,16 @@ def times_of_draws(log: Sequence[Event], chains: int, draws: int) -> np.ndarray:
     return times
 
 
-def _from_steps(
-    report: Report, task: Task, target: hk.Target, method: Method, setting: Setting, seeds: Sequence[int]
-) -> list[Row]:
+def _from_steps(runs: Runs, setting: Setting, seeds: Sequence[int]) -> list[Row]:
     """Chains that take the same steps whatever the time; with exchanges only if all wait for each other."""
-    num_steps = int(report.settings["steps"])
-    steps = look_steps(report.settings)
-    job = method.job(target, task.init, num_steps)
-    follower = Follower(job, task.init, task.look, steps, method.vary(target.num_examples, num_steps))
-    settings = {name: np.full(len(seeds), value, np.float32) for name, value in setting.items()}
-    log_p = follower(seeds, settings, given=jax.device_put(task.test)).seen["log_p"]
+    method, steps = runs.method, runs.follower.steps
+    num_steps, rhythm = runs.follower.job.num_steps, runs.follower.job.coupling.rhythm
+    log_p = runs.test(setting, seeds)
     rows: list[Row] = []
     for index, seed in enumerate(seeds):
         if method.name in EXCHANGING:
             waiting = dataclasses.replace(scenario(method.chains), barrier=True)
-            log = timeline(waiting, method.chains, num_steps, np.asarray(steps), job.coupling.rhythm, seed=seed)
+            log = timeline(waiting, method.chains, num_steps, np.asarray(steps), rhythm, seed=seed)
             times = times_of_draws(log, method.chains, len(steps))
             label = f"{method.name}, all wait, s = {method.every}"
         else:
@@ -285,9 +286,9 @@ def draw(report: Report) -> list[str]:
                 speed.curve(panel, *_common(rows, score), method)
             speed.finish(panel, title, y_limits)
             panel.set(xlabel=axis)
-        lasting = [_common(rows, "single")[0][-1] for method, rows in by_method.items() if "all wait" not in method]
-        panels[0].set(ylabel="test NLL", xlim=(0, min(max(lasting), 1.5 * min(lasting))))
-        panels[1].set(xlim=panels[0].get_xlim())
+        longest = max(_common(rows, "single")[0][-1] for method, rows in by_method.items() if "all wait" not in method)
+        panels[0].set(ylabel="test NLL", xlim=(0, longest))
+        panels[1].set(xlim=(0, longest))
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=9)
         report.figure(name, figure, caption)
         plt.close(figure)
@@ -297,7 +298,8 @@ def draw(report: Report) -> list[str]:
 
 SIMULATED = (
     f"Workers that take one unit for a step (spread {JITTER:g}), one that is {SLOWER:g} times slower, messages that "
-    f"travel {LATENCY:g} units each way. Of each chain the newest state counts; SGHMC is one normal worker. 95 % intervals."
+    f"travel {LATENCY:g} units each way. The newest state of each chain counts; SGHMC is one normal worker. "
+    "95 % intervals."
 )
 SECONDS = "Real seconds with a thread for each worker, on {hardware}; compilation included. 95 % intervals."
 

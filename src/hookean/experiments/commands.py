@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import tempfile
 import time
 import traceback
 import warnings
@@ -12,10 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-import jax
 import typer
 
-from hookean.datasets import cache_dir
 from hookean.experiments import cifar10, mnist, staleness, toy, uci
 from hookean.experiments.classification import Clock
 from hookean.experiments.report import Report
@@ -101,10 +98,11 @@ def mnist_command(
     full |= {"seeds": 5, "clock_seeds": 5, "every": [1, 2, 4, 8, 16], "looks": 50}
     full |= {"sweep_seeds": 2, "sweep_steps": 2000, "rounds": 2, "grid": "full", "scale": 1.0}
     small: dict[str, Any] = {"examples": 6000, "tests": 1000, "hidden": 50, "batch_size": 50, "steps": 400, "chains": 4}
-    small |= {"seeds": 3, "clock_seeds": 3, "every": [1, 8], "looks": 25}
+    small |= {"seeds": 3, "clock_seeds": 2, "every": [1, 8], "looks": 25}
     small |= {"sweep_seeds": 1, "sweep_steps": 400, "rounds": 1, "grid": "small", "scale": 2.0}
     settings = {**(small if quick else full), "quick": quick, "data_dir": data_dir, "methods": _names(only)}
     settings |= {"store": store} | _given(seeds=seeds, steps=steps, chains=chains, every=_numbers("--every", every))
+    settings["clock_seeds"] = min(settings["clock_seeds"], settings["seeds"])
     with _in_plain_words(show_traceback):
         _carry_out(
             "mnist",
@@ -274,7 +272,6 @@ def _carry_out(
     folder = Path("reproduced") / name if out is None else out
     plain = {key: str(value) if isinstance(value, Path) else value for key, value in settings.items()}
     report = Report.make(folder, name, plain, resume=resume)
-    _keep_programs()
     measure(report, Clock(minutes))
     draw(report)
     _say(f"{name}: {time.monotonic() - began:.0f} s")
@@ -282,17 +279,6 @@ def _carry_out(
     if archive:
         print(report.archive())
     return folder
-
-
-def _keep_programs() -> None:
-    """Compiled programs are kept on disk: runs of an experiment share them, and so does a second try."""
-    if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
-        folder = cache_dir() / "compiled"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError:
-            folder = Path(tempfile.mkdtemp(prefix="hookean-"))
-        jax.config.update("jax_compilation_cache_dir", str(folder))
 
 
 def _given(**options: Any) -> dict[str, Any]:

@@ -36,7 +36,7 @@ class State(NamedTuple):
 
 
 class Followed(NamedTuple):
-    """What was seen after `steps`: arrays [look, run, chain, ...]; `broken` [run]: the step that failed first, or -1."""
+    """What was seen after `steps`: arrays [look, run, chain, ...]; `broken` [run]: the first bad step, or -1."""
 
     steps: np.ndarray
     seen: Any

@@ -46,9 +46,9 @@ def measure(report: Report, clock: Clock, say: Say) -> None:
     small = settings["grid"] == "small"
     methods = all_methods(int(settings["chains"]), settings["every"], float(settings["scale"]), small)
     if settings["methods"]:
-        methods = [method for method in methods if method.name in settings["methods"]]
-    measure_curves(report, wanted, methods, clock, say)
-    clocks.measure(report, wanted, methods, clock, say)
+        methods = [method for method in methods if method.name in ("SGHMC", *settings["methods"])]
+    compiled = measure_curves(report, wanted, methods, clock, say)
+    clocks.measure(report, wanted, methods, compiled, clock, say)
 
 
 def draw(report: Report) -> None:
