@@ -14,6 +14,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "src" / "hookean"
 # "hookean" stands for names taken from the package itself, which re-exports the api.
 LAYERS = (
     ("cli",),
+    ("experiments",),
     ("demo", "datasets", "status"),
     ("testing", "scores"),
     ("api", "hookean"),

@@ -37,6 +37,7 @@ from hookean import coupling as couplings
 from hookean import dynamics as all_dynamics
 from hookean import engines
 from hookean import status as standing
+from hookean.experiments import commands as experiments
 from hookean.store import load as open_store
 from hookean.tree import leaf_names
 
@@ -58,6 +59,8 @@ app = typer.Typer(
 )
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run: what --store named.")]
+app.add_typer(experiments.app, name="reproduce")
+
 ShowTraceback = Annotated[bool, typer.Option("--traceback", help="With an error, show where it came from.")]
 
 
