@@ -17,6 +17,6 @@ def keep_store(report: Report, target: hk.Target, init: Any, **settings: Any) ->
         report.note("The store of one run is left out: this version of hookean writes none.")
         return
     try:
-        hk.sample(target, init, store=report.folder / STORE, progress=False, **settings)  # type: ignore[call-arg]
+        hk.sample(target, init, store=report.folder / STORE, progress=False, **settings)
     except ImportError as error:
         report.note(f"The store of one run is left out: {error}.")

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import hookean as hk
-from hookean.api import prepare
 from hookean.job import Job
+from hookean.preparation import prepare
 
 MOMENTUM = 0.9
 Setting = dict[str, float]

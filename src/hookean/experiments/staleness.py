@@ -20,13 +20,13 @@ import jax.numpy as jnp
 import numpy as np
 
 import hookean as hk
-from hookean.api import prepare
 from hookean.datasets import DataError
 from hookean.experiments import exact
 from hookean.experiments.classification import SEED, Clock, Say
 from hookean.experiments.follow import Follower
 from hookean.experiments.keep import keep_store
 from hookean.experiments.report import COLOURS, Report, Row, interval, plot_style, said, table
+from hookean.preparation import prepare
 
 TITLE = "What staleness and springs cost"
 FRICTION = 1.0

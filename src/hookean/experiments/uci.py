@@ -21,7 +21,6 @@ import numpy as np
 from scipy.special import ndtr
 
 import hookean as hk
-from hookean.api import prepare
 from hookean.datasets import UCI, Split, load
 from hookean.experiments.classification import SEED, SWEEP_SEED, Clock, Say
 from hookean.experiments.follow import Followed, Follower
@@ -30,6 +29,7 @@ from hookean.experiments.networks import dense, dense_init
 from hookean.experiments.published import REGRESSION, SCALE_ADAPTED
 from hookean.experiments.report import COLOURS, Report, Row, plot_style, said, standard_error, table, with_error
 from hookean.job import Job
+from hookean.preparation import prepare
 from hookean.scores import coverage
 from hookean.types import Params
 
