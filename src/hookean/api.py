@@ -35,12 +35,9 @@ from hookean.telemetry import Telemetry
 from hookean.tree import leaf_names, tree_map
 from hookean.types import (
     ArgumentError,
-    BatchError,
-    DivergenceError,
     HookeanWarning,
     Interrupted,
     Params,
-    StalledError,
     StoreError,
     check_count,
     in_one_line,
@@ -303,9 +300,10 @@ def _carry_out(
             with _stopping_on_interrupt(recorder, writer) as interrupted:
                 info = settings.engine.run(job, recorder, saved)
             run = ended("stopped" if recorder.stopping else "finished", info)
-        except (DivergenceError, BatchError, StalledError) as error:
+        except Exception as error:  # a callback's own included: what was kept is never lost
             failure: Any = job.target.close() or error
-            failure.run = ended("failed", {"steps": getattr(error, "step", 0)})
+            with contextlib.suppress(StoreError, AttributeError):
+                failure.run = ended("failed", {"steps": getattr(error, "step", 0)})
             if failure is error:
                 raise
             raise failure from failure.__cause__
