@@ -22,8 +22,8 @@ from hookean.experiments import speed
 from hookean.experiments.classification import (
     SEED,
     Clock,
-    Say,
     Runs,
+    Say,
     Task,
     look_steps,
     nll_of_ensemble,
