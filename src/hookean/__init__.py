@@ -6,6 +6,7 @@ hk.Target       a posterior                 hk.sample      draws from it
 dynamics        hk.SGHMC, hk.SGLD, ...      coupling       hk.Elastic, hk.Independent, hk.StaleGradient, ...
 engine          hk.Vectorised, hk.Simulated schedules      hk.hold, hk.release, hk.cycle
 hookean.testing law suites for dynamics and couplings of your own
+hookean.scores  how good predictions are     hookean.datasets  real data sets
 """
 
 from typing import TYPE_CHECKING

@@ -26,6 +26,7 @@ import os
 import sys
 import tarfile
 import tempfile
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -256,6 +257,8 @@ def _download(url: str, path: Path, check: Callable[[Path], None]) -> None:
         check(part)
         os.replace(part, path)
     except (OSError, http.client.HTTPException) as error:
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()  # it holds the connection
         raise DataError(url, f"could not be downloaded ({in_one_line(error)})", _elsewhere("Without it")) from error
     finally:
         if part is not None:
@@ -411,7 +414,7 @@ def standard_splits(rows: int, splits: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _read_uci_npz(path: Path) -> Regression:
-    with _reading(path), np.load(path, allow_pickle=False) as file:
+    with _reading(path), path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
         data = np.asarray(file["data"], float)
         features, target = np.asarray(file["index_features"], int), int(file["index_target"])
         train, test = (np.asarray(file[f"index_{which}"], int) for which in ("train", "test"))

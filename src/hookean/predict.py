@@ -223,7 +223,9 @@ def _classify(apply: Apply) -> Callable[..., Block]:
         p = jnp.exp(logs)
         entropy = -jnp.sum(jnp.where(p > 0, p * logs, 0), -1)
         each = jnp.zeros_like(entropy) if y is None else jnp.take_along_axis(logs, y[None, :, None], -1)[..., 0]
-        good = jnp.all(jnp.isfinite(p), -1) | ~valid[:, None]
+        # Asked of the logits: compiled for a CPU, the exponential of NaN may be 0.
+        number = ~jnp.any(jnp.isnan(logits), -1) & jnp.isfinite(jnp.max(logits, -1))
+        good = number | ~valid[:, None]
         nothing = jnp.zeros_like(entropy[0])
         first = _over(valid, p).T
         return Block(good, first, nothing, _over(valid, entropy), each, _score(valid, each), nothing)
@@ -352,5 +354,6 @@ def _checked_observations(y: Any, kind: Kind, size: int, shape: tuple[int, ...])
 
 
 def _bad_prediction(chain: int, draw: int, kind: Kind) -> ArgumentError:
-    what = "logits that are NaN" if kind == "classification" else "a mean or sd that is not finite, or no sd above 0"
+    logits, numbers = "logits that are NaN or infinite", "a mean or sd that is not finite, or no sd above 0"
+    what = logits if kind == "classification" else numbers
     return ArgumentError("apply", f"gives {what}, from draw {draw} of chain {chain}", "Mend it where that happens")
