@@ -220,7 +220,8 @@ class Links(HTMLParser):
 
 def reproduce(out: Path, *arguments: str) -> Report:
     """Run a command and check what all folders must have."""
-    result = CliRunner().invoke(app, ["reproduce", *arguments, "--out", str(out), "--traceback"])
+    with jax.default_prng_impl("unsafe_rbg"):  # not threefry, of which XLA takes long to compile what tests need once
+        result = CliRunner().invoke(app, ["reproduce", *arguments, "--out", str(out), "--traceback"])
     assert result.exit_code == 0, result.output
     page = (out / "index.html").read_text(encoding="utf-8")
     links = Links()
@@ -272,10 +273,8 @@ def test_mnist(tmp_path: Path, data_dir: Path) -> None:
         for rows in each.values():
             steps = [row["step"] for row in rows]
             assert steps == sorted(set(steps)) and steps[-1] == 64
-    first, last = (
-        speed.matrix(speed.grouped(report.rows("curves"))["SGHMC", "tuned"], "single")[1][:, i] for i in (0, -1)
-    )
-    assert last.mean() < first.mean()  # it learns
+    accuracy = speed.matrix(speed.grouped(report.rows("curves"))["SGHMC", "tuned"], "accuracy")[1][:, -1]
+    assert accuracy.mean() > 0.5  # where guessing has 0.1
     tuned = {(row["method"], row["role"]): row for row in report.rows("tuned")}
     assert {row["lr"] for row in report.rows("sweep") if row["method"] == "SGHMC"} >= {tuned["SGHMC", "tuned"]["lr"]}
     moments = numbers(report, "simulated", "seed", "time", "single", "ensemble")
