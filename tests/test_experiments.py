@@ -9,6 +9,7 @@ import json
 import lzma
 import math
 from dataclasses import replace
+from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from typer.testing import CliRunner
 import hookean as hk
 from hookean.api import prepare
 from hookean.cli import app
-from hookean.experiments import classification, clocks, exact, published, speed, uci
+from hookean.experiments import classification, clocks, commands, exact, published, speed, uci
 from hookean.experiments.follow import Followed, Follower
 from hookean.experiments.methods import Method, all_methods
 from hookean.experiments.networks import _convolution, residual, residual_init
@@ -219,7 +220,8 @@ class Links(HTMLParser):
 
 def reproduce(out: Path, *arguments: str) -> Report:
     """Run a command and check what all folders must have."""
-    result = CliRunner().invoke(app, ["reproduce", *arguments, "--out", str(out), "--traceback"])
+    with jax.default_prng_impl("unsafe_rbg"):  # not threefry, of which XLA takes long to compile what tests need once
+        result = CliRunner().invoke(app, ["reproduce", *arguments, "--out", str(out), "--traceback"])
     assert result.exit_code == 0, result.output
     page = (out / "index.html").read_text(encoding="utf-8")
     links = Links()
@@ -228,7 +230,7 @@ def reproduce(out: Path, *arguments: str) -> Report:
     assert links.fetched and all(link.startswith("data:image/png;base64,") for link in links.fetched)
     report = Report.open(out)
     assert report.config["experiment"] == arguments[0]
-    assert {"command", "versions", "hardware"} <= set(report.config) and report.config["command"] in page
+    assert {"command", "versions", "hardware"} <= set(report.config) and escape(report.config["command"]) in page
     for figure in out.glob("*.png"):
         assert figure.read_bytes().startswith(b"\x89PNG") and figure.stat().st_size > 5000
         assert "<svg" in figure.with_suffix(".svg").read_text(encoding="utf-8")
@@ -237,22 +239,30 @@ def reproduce(out: Path, *arguments: str) -> Report:
 
 
 def numbers(report: Report, table: str, *columns: str) -> np.ndarray:
-    found = np.array([[float(row[column]) for column in columns] for row in report.rows(table)])
+    """Columns of a table, finite; of those that try several settings, the rows of the tuned one."""
+    rows = [row for row in report.rows(table) if row.get("role", "tuned") == "tuned"]
+    found = np.array([[float(row[column]) for column in columns] for row in rows])
     assert found.size and np.all(np.isfinite(found)), (table, columns)
     return found
 
 
-def test_toy(tmp_path: Path) -> None:
-    report = reproduce(tmp_path / "toy", "toy", "--steps", "20")
+def test_toy_and_drawing_again(tmp_path: Path) -> None:
+    out = tmp_path / "toy"
+    report = reproduce(out, "toy", "--steps", "10")
     variances = {row["system"]: row["var x"] for row in report.rows("laws")}
     assert variances["elastic, as printed"] < 0.1 < variances["elastic, as derived"] < variances["the posterior"] == 1
     path = numbers(report, "paths", "chain", "step", "x", "y")
-    assert len(path) == (2 + 4 + 4) * 21 and np.all(path[path[:, 1] == 0, 2:] == [-2.4, 2.6])
-    assert (tmp_path / "toy" / "figure1.gif").read_bytes().startswith(b"GIF8")
+    assert len(path) == (2 + 4 + 4) * 11 and np.all(path[path[:, 1] == 0, 2:] == [-2.4, 2.6])
+    assert (out / "figure1.gif").read_bytes().startswith(b"GIF8")
+    again = (out / "index.html").read_bytes()
+    (out / "index.html").unlink()
+    result = CliRunner().invoke(app, ["reproduce", "draw", str(out)])
+    assert result.exit_code == 0, result.output
+    assert (out / "index.html").read_bytes() == again
 
 
-def test_mnist_and_drawing_again(tmp_path: Path, data_dir: Path) -> None:
-    size = ("--steps", "64", "--seeds", "2", "--chains", "2", "--every", "2", "--only", "elastic")
+def test_mnist(tmp_path: Path, data_dir: Path) -> None:
+    size = ("--steps", "64", "--seeds", "1", "--chains", "2", "--every", "2", "--only", "elastic")
     out = tmp_path / "mnist"
     report = reproduce(out, "mnist", "--quick", "--data-dir", str(data_dir), "--archive", *size)
     curves = numbers(report, "curves", "single", "ensemble", "average", "accuracy")
@@ -263,10 +273,8 @@ def test_mnist_and_drawing_again(tmp_path: Path, data_dir: Path) -> None:
         for rows in each.values():
             steps = [row["step"] for row in rows]
             assert steps == sorted(set(steps)) and steps[-1] == 64
-    first, last = (
-        speed.matrix(speed.grouped(report.rows("curves"))["SGHMC", "tuned"], "single")[1][:, i] for i in (0, -1)
-    )
-    assert last.mean() < first.mean()  # it learns
+    accuracy = speed.matrix(speed.grouped(report.rows("curves"))["SGHMC", "tuned"], "accuracy")[1][:, -1]
+    assert accuracy.mean() > 0.5  # where guessing has 0.1
     tuned = {(row["method"], row["role"]): row for row in report.rows("tuned")}
     assert {row["lr"] for row in report.rows("sweep") if row["method"] == "SGHMC"} >= {tuned["SGHMC", "tuned"]["lr"]}
     moments = numbers(report, "simulated", "seed", "time", "single", "ensemble")
@@ -274,15 +282,10 @@ def test_mnist_and_drawing_again(tmp_path: Path, data_dir: Path) -> None:
         row["method"] for row in report.rows("simulated")
     }
     assert (tmp_path / "mnist.tar.gz").is_file()
-    again = (out / "index.html").read_bytes()
-    (out / "index.html").unlink()
-    result = CliRunner().invoke(app, ["reproduce", "draw", str(out)])
-    assert result.exit_code == 0, result.output
-    assert (out / "index.html").read_bytes() == again
 
 
 def test_cifar10(tmp_path: Path, data_dir: Path) -> None:
-    size = ("--steps", "16", "--seeds", "1", "--chains", "2", "--only", "SGHMC")
+    size = ("--steps", "16", "--seeds", "3", "--chains", "2", "--only", "SGHMC")
     report = reproduce(tmp_path / "cifar10", "cifar10", "--quick", "--data-dir", str(data_dir), *size)
     curves = numbers(report, "curves", "step", "single", "ensemble")
     assert np.all(curves[:, 1] >= curves[:, 2] - 1e-5)
@@ -311,6 +314,15 @@ def test_staleness(tmp_path: Path, data_dir: Path) -> None:
     found = {row["schedule"]: row for row in report.rows("sampled")}
     assert list(found) == ["independent", "hold", "release", "cycle"]
     numbers(report, "sampled", "error of mean", "error of sd", "sd ratio")
+
+
+def test_all_does_every_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: dict[str, Any] = {}
+    monkeypatch.setattr(commands, "_carry_out", lambda name, out, settings, *_: done.update({name: (out, settings)}))
+    result = CliRunner().invoke(app, ["reproduce", "all", "--quick", "--data-dir", "d", "--out", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert set(done) == {"toy", "staleness", "mnist", "cifar10", "uci"} == set(commands.DRAW)
+    assert all(out == tmp_path / name and settings["quick"] for name, (out, settings) in done.items())
 
 
 def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:

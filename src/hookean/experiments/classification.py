@@ -202,15 +202,14 @@ class Runs:
         return chosen
 
     def _best(self, tried: dict[str, list[tuple[Setting, Curves]]], level: float | None, by: str) -> Setting:
-        """Least NLL at the end; or, with a level, least time to it, and least NLL where none gets there."""
+        """Least NLL at the end; or, with a level, least time to it. Settings that break come last."""
 
-        def rank(each: list[tuple[Setting, Curves]]) -> tuple[float, float]:
+        def rank(each: list[tuple[Setting, Curves]]) -> tuple[bool, float, float]:
             curves = np.stack([getattr(one, by) for _, one in each])
-            last = np.nan_to_num(curves[:, -1].mean(), nan=np.inf)
-            if level is None:
-                return 0.0, float(last)
-            times = [time_to(curve, self.steps, level) for curve in curves]
-            return float(np.mean(times)), float(last)
+            last = float(np.nan_to_num(curves[:, -1].mean(), nan=np.inf))
+            if level is None or not np.isfinite(last):
+                return not np.isfinite(last), 0.0, last
+            return False, float(np.mean([time_to(curve, self.steps, level) for curve in curves])), last
 
         return min(tried.values(), key=rank)[0][0]
 

@@ -96,7 +96,7 @@ def mnist_command(
         "chains": 6,
     }
     full |= {"seeds": 5, "clock_seeds": 5, "every": [1, 2, 4, 8, 16], "looks": 50}
-    full |= {"sweep_seeds": 2, "sweep_steps": 2000, "rounds": 2, "grid": "full", "scale": 1.0}
+    full |= {"sweep_seeds": 1, "sweep_steps": 2000, "rounds": 2, "grid": "full", "scale": 1.0}
     small: dict[str, Any] = {"examples": 6000, "tests": 1000, "hidden": 50, "batch_size": 50, "steps": 400, "chains": 4}
     small |= {"seeds": 3, "clock_seeds": 2, "every": [1, 8], "looks": 25}
     small |= {"sweep_seeds": 1, "sweep_steps": 400, "rounds": 1, "grid": "small", "scale": 2.0}

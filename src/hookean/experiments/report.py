@@ -151,6 +151,7 @@ class Report:
             ("Begun", self.config["begun"]),
             ("Hardware", self.config["hardware"]),
             ("Versions", versions),
+            ("Random numbers", self.config["random_numbers"]),
             ("Settings", json.dumps(self.settings, default=str)),
         ]
         tables = ", ".join(sorted(path.name for path in self.folder.glob("*.csv")))
@@ -172,6 +173,7 @@ def provenance() -> dict[str, Any]:
         "begun": time.strftime("%Y-%m-%d %H:%M:%S %z"),
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
         "hardware": hardware(),
+        "random_numbers": str(jax.random.key_impl(jax.random.key(0))),
     }
 
 

@@ -167,7 +167,7 @@ def measure(report: Report, clock: Clock, say: Say) -> None:
     if left_out:
         report.note(f"Left out, for the time was up: {'; '.join(left_out)}.")
     if not clock.is_over:
-        _store(report, load("yacht", settings["data_dir"]).split(0))
+        _store(report, load(names[0], settings["data_dir"]).split(0))
 
 
 def _one(report: Report, name: str, method: Method, splits: Sequence[Split], hidden: int) -> None:
@@ -261,19 +261,16 @@ def _scores(found: Followed, run: int, y: np.ndarray, split: int) -> Row:
 
 
 def _store(report: Report, split: Split) -> None:
-    """One run on the first split of yacht."""
+    """One run on the first split of the first set."""
     data = scaled([split])
     chains, num_steps = int(report.settings["chains"]), int(report.settings["steps"])
     warmup = int(WARMUP * num_steps)
     target = hk.Target(log_likelihood, log_prior, (data.x[0], data.y[0]), min(100, data.x.shape[1]))
-    method = METHODS[1]
-    dynamics, coupling = method.parts({"step": STEPS[1]}, target.num_examples, warmup, chains)
     keep_store(
         report,
         target,
         init_of(data.x.shape[2], 50),
-        dynamics=dynamics,
-        coupling=coupling,
+        dynamics=hk.ScaleAdaptedSGHMC(STEPS[1]),
         chains=chains,
         num_steps=num_steps,
         warmup=warmup,
