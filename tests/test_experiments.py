@@ -63,7 +63,7 @@ def test_following_is_sampling(coupling: hk.Coupling) -> None:
 
     job = prepare(target, init, warmup=0, thin=1, engine=hk.Vectorised(), seed=0, **same)
     found = Follower(job, init, lambda w, _: w, [8, 16, 24])([3, 5])
-    run = hk.sample(target, init, thin=8, seed=5, progress=False, **same)
+    run = hk.sample(target, init, thin=8, seed=5, engine=hk.Vectorised(), progress=False, **same)
     np.testing.assert_allclose(found.seen[:, 1], np.swapaxes(run.draws, 0, 1), rtol=1e-4, atol=1e-5)
     assert not np.array_equal(found.seen[:, 0], found.seen[:, 1])
 
