@@ -148,7 +148,9 @@ class CouplingSchedule:
         """Share of the force that acts on the chains at `step`."""
         if self.kind == "hold":
             return 1.0
-        phase = step / self.period if self.kind == "release" else (step % self.period) / self.period
+        assert self.period is not None
+        within = step if self.kind == "release" else step % self.period
+        phase = jnp.asarray(within, float) / self.period  # of two integers JAX would make a float32 even among float64s
         return jnp.clip((self.end - phase) / max(self.end - self.hold, 1e-9), 0.0, 1.0)
 
     def keeps(self, step: Any) -> Any:
