@@ -318,6 +318,7 @@ def run(coupling: Any) -> str:
     """A Gaussian with curvature 1 in 20 directions."""
     settings: dict[str, Any] = dict(chains=4, num_steps=20_000, warmup=2000, thin=10, progress=False)
     target = hk.Target.from_log_density(lambda x: -0.5 * jnp.sum(x**2))
+    settings["engine"] = hk.Vectorised()
     return hk.sample(target, np.zeros(20), dynamics=DYNAMICS, coupling=coupling, **settings).summary()
 
 

@@ -53,7 +53,7 @@ def start(key: jax.Array) -> Any:
 def sample(target: hk.Target = REGRESSION, init: Any = start, **settings: Any) -> hk.Run:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", hk.HookeanWarning)
-        return hk.sample(target, init, progress=False, **settings)
+        return hk.sample(target, init, progress=False, **{"engine": hk.Vectorised(), **settings})
 
 
 def assert_same_bits(left: Any, right: Any) -> None:

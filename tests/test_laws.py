@@ -125,6 +125,18 @@ def pairs(all_dynamics: list[Dynamics], all_couplings: list[Any]) -> list[Any]:
     ]
 
 
+def on_engines(found: list[Any]) -> list[Any]:
+    """Every pair with delays and crashes; without, once for each two classes, for test_engines.py has equalities."""
+    seen: set[tuple[type, type]] = set()
+    cases = [pytest.param(*pair.values, "simulated", id=f"{pair.id}-simulated") for pair in found]
+    for pair in found:
+        classes = type(pair.values[0]), type(pair.values[1])
+        if classes not in seen:
+            seen.add(classes)
+            cases.append(pytest.param(*pair.values, "vectorised", id=f"{pair.id}-vectorised"))
+    return cases
+
+
 def log_of(run: hk.Run) -> list[Any]:
     """What the engine executed, or the plain synchronous order."""
     job = run.job
@@ -174,8 +186,7 @@ def columns_of(system: reference.System, block: str) -> dict[str, np.ndarray]:
     return found
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize(("dynamics", "coupling"), pairs(affine_dynamics(), sampling_couplings()))
+@pytest.mark.parametrize(("dynamics", "coupling", "engine"), on_engines(pairs(affine_dynamics(), sampling_couplings())))
 def test_the_law_is_the_exact_one(dynamics: Dynamics, coupling: Any, engine: str) -> None:
     assert_exact(sample(dynamics, coupling, ENGINES[engine]))
 
@@ -279,10 +290,9 @@ def largest_z(left: np.ndarray, right: np.ndarray) -> tuple[float, float]:
     return float(np.abs(z).max()), float(stats.norm.isf(FALSE_ALARM / 2 / len(z)))
 
 
-@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
-    ("dynamics", "coupling"),
-    pairs([d for d in other_dynamics() if not isinstance(d, hk.SGNHT)], sampling_couplings()),
+    ("dynamics", "coupling", "engine"),
+    on_engines(pairs([d for d in other_dynamics() if not isinstance(d, hk.SGNHT)], sampling_couplings())),
 )
 def test_the_law_is_that_of_plain_replicas(dynamics: Dynamics, coupling: Any, engine: str) -> None:
     run = sample(dynamics, coupling, ENGINES[engine])
@@ -299,29 +309,38 @@ def many_runs(run: hk.Run, count: int) -> np.ndarray:
     """Draws of the same run with `count` other seeds, in one program: [run, chain, draw, ...]."""
     job = run.job
     keys = jax.vmap(lambda i: jax.random.fold_in(job.key, i))(jnp.arange(count))
-    if "log" in run.info:
+    if isinstance(run.config["engine"], hk.Simulated):
         log = run.info["log"]
         kinds = sorted({event.kind for event in log})
-        events = simulated.Columns(*(jnp.array([getattr(e, n) for e in log]) for n in simulated.Columns._fields))
+        kept = [event for event in log if event.draw >= 0]
+        numbers = {id(event): slot for slot, event in enumerate(kept)}
+        columns = {n: jnp.array([getattr(e, n) for e in log]) for n in ("kind", "worker", "steps", "box")}
+        events = simulated.Columns(slot=jnp.array([numbers.get(id(e), -1) for e in log]), **columns)
+        served = job.coupling.server_owns_chain
+        slots = np.zeros((job.num_sampled, len(job.kept_steps)), int)
+        for slot, event in enumerate(kept):  # of a draw that was kept again, the last
+            slots[0 if served else event.worker, event.draw] = slot
 
         def one(key: jax.Array) -> jax.Array:
             seeded = dataclasses.replace(job, key=key)
             carry = simulated._open(seeded, num_boxes(log), True)
-            return simulated._run(seeded, kinds, carry, None, events, len(log)).draws
+            room = simulated._room(seeded, len(kept))
+            return simulated._run(seeded, kinds, carry, room, None, events, len(log))[1].draws[slots]
 
     else:
         length = vectorised.segment_length(job)
 
         def one(key: jax.Array) -> jax.Array:
             seeded = dataclasses.replace(job, key=key)
-            return vectorised._segments(seeded, vectorised._open(seeded), None, length, job.num_steps // length).draws
+            carry, room = vectorised._open(seeded), vectorised._room(seeded, len(job.kept_steps))
+            return vectorised._segments(seeded, carry, room, None, length, job.num_steps // length)[1].draws
 
     return np.asarray(jax.jit(jax.vmap(one))(keys), float)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
-    ("dynamics", "coupling"), pairs([d for d in other_dynamics() if isinstance(d, hk.SGNHT)], sampling_couplings())
+    ("dynamics", "coupling", "engine"),
+    on_engines(pairs([d for d in other_dynamics() if isinstance(d, hk.SGNHT)], sampling_couplings())),
 )
 def test_the_thermostat_has_the_law_of_plain_replicas(dynamics: Dynamics, coupling: Any, engine: str) -> None:
     """One thermostat for all coordinates of a chain, so that replicas are whole runs."""
@@ -454,6 +473,7 @@ def test_released_chains_have_the_exact_marginals(schedule: Any, variance: float
         hk.Target.from_log_density(lambda x: -jnp.sum(x**2) / 2),
         jnp.zeros(4000),
         dynamics=dynamics,
+        engine=hk.Vectorised(),
         coupling=hk.Elastic(1.0, 8, schedule=schedule),
         chains=4,
         num_steps=3200,

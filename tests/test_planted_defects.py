@@ -174,13 +174,13 @@ DEFECTS = {
     ),
     "Elastic: the centre's clock counts d, not d / K": Defect(
         "coupling/elastic.py",
-        "num_steps = credit // centre.num_live",
-        "num_steps = credit",
+        "whole = credit // centre.num_live",
+        "whole = credit",
         ("test_engines.py::test_elastic_sghmc_at_temperature_0_is_equation_7[explicit-simultaneous]",),
     ),
     "Elastic: what is left of a report is not kept": Defect(
         "coupling/elastic.py",
-        "credit=credit % centre.num_live",
+        "credit=credit - num_steps * centre.num_live",
         "credit=credit * 0",
         (PATH.format("SGLD()-Elastic(simultaneous=True)"),),
     ),

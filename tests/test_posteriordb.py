@@ -89,6 +89,7 @@ def sample(group: Together, coupling: hk.Coupling, seed: int) -> dict[str, jax.A
         warmup=warmup,
         thin=thin,
         seed=seed,
+        engine=hk.Vectorised(),
         progress=False,
     )
     return dict(zip(group.names, jnp.split(run.draws, cuts[:-1], axis=-1), strict=True))

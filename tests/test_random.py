@@ -45,7 +45,8 @@ STEPS = 60
 
 def run(**changes: Any) -> dict[tuple[int, int], bytes]:
     """The bits of all parameters of (chain, step)."""
-    settings: dict[str, Any] = {"dynamics": hk.SGHMC(0.05), "chains": 3, "warmup": 12, "thin": 6, "seed": 4, **changes}
+    settings: dict[str, Any] = {"dynamics": hk.SGHMC(0.05), "chains": 3, "warmup": 12, "thin": 6, "seed": 4}
+    settings |= {"engine": hk.Vectorised(), **changes}
     found = hk.sample(TARGET, start, num_steps=STEPS, progress=False, **settings)
     return {
         (chain, int(step)): b"".join(np.asarray(leaf)[chain, draw].tobytes() for leaf in jax.tree.leaves(found.draws))
@@ -138,7 +139,7 @@ def test_a_key_used_twice_is_noticed(drawn: list) -> None:
 )
 def test_no_key_is_used_twice_in_a_run(drawn: list, dynamics: Dynamics, coupling: Any, draws: int) -> None:
     """Not by two chains, steps, purposes, leaves, or draws of a step."""
-    settings = {"chains": 3, "num_steps": 6, "warmup": 2, "thin": 2}
+    settings = {"chains": 3, "num_steps": 6, "warmup": 2, "thin": 2, "engine": hk.Vectorised()}
     hk.sample(TARGET, start, dynamics=dynamics, coupling=coupling, progress=False, **settings)
     assert not twice(drawn)
     assert len(drawn) == draws

@@ -204,6 +204,7 @@ def sample(
         num_steps=num_steps,
         thin=EARLY,
         seed=seed,
+        engine=hk.Vectorised(),
         progress=False,
     )
     state = run.info["final"][0].state

@@ -40,6 +40,7 @@ def paths(coupling: hk.Coupling, chains: int, seed: int) -> np.ndarray:
         jnp.asarray(START),
         dynamics=DYNAMICS,
         coupling=coupling,
+        engine=hk.Vectorised(),
         chains=chains,
         num_steps=STEPS,
         seed=seed,

@@ -212,6 +212,7 @@ class _Floor:
         self.failure: BaseException | None = None
         self.lost: dict[int, BaseException] = {}
         self.stopping = False
+        self.x64 = bool(jax.config.jax_enable_x64)  # type: ignore[attr-defined]
         self.last_progress = time.monotonic()
 
     # -- the thread that watches --------------------------------------------------------------------------------------
@@ -383,6 +384,10 @@ class _Floor:
 
     def work(self, chain: int) -> None:
         """Live, and live again after an error, as long as the budget lasts."""
+        with jax.enable_x64(self.x64):  # which is each thread's own
+            self.live_again(chain)
+
+    def live_again(self, chain: int) -> None:
         while True:
             try:
                 self.live(chain)

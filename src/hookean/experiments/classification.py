@@ -187,7 +187,9 @@ class Runs:
         for number in range(1, rounds + 1):
             pairs = [(setting, SWEEP_SEED + seed) for setting in settings for seed in range(seeds)]
             found = self._follow(pairs, self.task.tuning, self.task.held_out, until)
-            self.report.append("sweep", _rows(self.method, pairs, found, {"round": number}, self.steps[: len(found.single)]))
+            self.report.append(
+                "sweep", _rows(self.method, pairs, found, {"round": number}, self.steps[: len(found.single)])
+            )
             for index, (setting, _) in enumerate(pairs):
                 one = Curves(*(part[:, index] for part in found))
                 tried.setdefault(repr(setting), []).append((setting, one))
