@@ -389,7 +389,8 @@ def test_without_noise_the_path_is_that_of_the_equations(dynamics: Dynamics, cou
             )
         assert run.draws.dtype == jnp.float64
     starts = [np.asarray(x, float).T for x in run.job.starts]
-    path = reference.trajectory(run.job.dynamics, run.job.coupling, PRECISION, CHAINS, run.info["log"], starts)
+    with jax.enable_x64(True):  # for schedules, which are JAX's
+        path = reference.trajectory(run.job.dynamics, run.job.coupling, PRECISION, CHAINS, run.info["log"], starts)
     assert path.draws
     for (chain, draw), x in path.draws.items():
         np.testing.assert_allclose(run.draws[chain, draw].T, x, rtol=1e-11, atol=1e-11)
