@@ -57,7 +57,7 @@ DEFECTS = {
         "dynamics/sghmc.py",
         "scale = jnp.sqrt(jnp.maximum(2 * eps * T * V - eps**2 * B, 0.0))",
         "scale = jnp.sqrt(jnp.maximum(2 * eps * T * V, 0.0))",
-        (EXACT_LAW.format("SGHMC(friction=1.5,noise_estimate=2.0)-Independent()-vectorised"),),
+        (EXACT_LAW.format("SGHMC(friction=1.5,noise_estimate=2.0)-Independent()-simulated"),),
     ),
     "SGHMC: momenta start with variance T / M": Defect(
         "dynamics/sghmc.py",
