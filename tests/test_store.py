@@ -265,7 +265,12 @@ def test_any_reader_of_zarr_opens_it(small: tuple[Path, Any]) -> None:
     assert array.shape == (10, 65536)
     np.testing.assert_array_equal(array[:6], (small[1]["w"] + 1))
     assert np.isnan(array[6:]).all()
-    assert group["log/events"].shape == (6, len(Event._fields) - 1) and group["log/times"][:3].tolist() == [0.5, 1.25, 2.0]
+    assert group["log/events"].shape == (6, len(Event._fields) - 1)
+    assert group["log/times"][:3].tolist() == [
+        0.5,
+        1.25,
+        2.0,
+    ]
 
 
 # ---- where a run can be made
