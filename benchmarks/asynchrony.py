@@ -63,8 +63,11 @@ def start(key: jax.Array) -> list[tuple[jax.Array, jax.Array]]:
 
 
 TARGET = network()
-DYNAMICS = hk.SGHMC.from_learning_rate(0.01, momentum=0.9, target=TARGET)
-SPRING = 0.01 * 6 * 60_000 / 0.01
+RATE = 0.001
+"""Small enough for chains on images of noise; the time of a step does not depend on it."""
+DYNAMICS = hk.SGHMC.from_learning_rate(RATE, momentum=0.9, target=TARGET)
+SPRING = 0.01 * 6 * TARGET.num_examples / RATE
+"""alpha, such that eps^2 alpha / K = 0.01."""
 
 
 def run(chains: int, coupling: Any, num_steps: int, **others: Any) -> tuple[float, hk.Run]:
