@@ -74,7 +74,7 @@ def _as(like: Any, saved: np.ndarray) -> np.ndarray:
 class Recorder:
     """Takes what an engine hands over.
 
-    Engines use `keep`, `log`, `look` and `finish`; callbacks use `stop`, `add_chain` and `remove_chain`.
+    Engines use `keep`, `log`, `look` and `save`; callbacks use `stop`, `add_chain` and `remove_chain`.
     """
 
     def __init__(

@@ -149,7 +149,7 @@ class _Direct:
                 floor.strikes.centre(floor.centre.version)
                 reply = floor.centre.exchange(message, floor.now(), is_finite)
                 if reply.status is Status.REFUSED:
-                    floor.notices.append(f"chain {message.worker} reported NaN or Inf at step {message.step}: refused")
+                    floor.refusals.append(f"chain {message.worker}, at step {message.step}")
                 return reply
             except Exception as error:
                 floor.rebuild(error)
@@ -206,7 +206,8 @@ class _Floor:
         self.heat = [math.nan] * job.chains
         self.potentials = [math.nan] * job.chains
         self.measured = 0.0
-        self.notices: list[str] = []
+        self.rebuilds: list[str] = []
+        self.refusals: list[str] = []
         self.windows: list[int] = []
         self.threads: dict[int, threading.Thread] = {}
         self.failure: BaseException | None = None
@@ -303,9 +304,12 @@ class _Floor:
         snapshot = self.take()
         with self.lock:
             finished, self.windows = self.windows, []
-            notices, self.notices = self.notices, []
-        for notice in notices:
-            warnings.warn(f"the centre raised {notice}", HookeanWarning, stacklevel=2)
+            rebuilds, self.rebuilds = self.rebuilds, []
+            refusals, self.refusals = self.refusals, []
+        for rebuild in rebuilds:
+            warnings.warn(f"the centre raised {rebuild}", HookeanWarning, stacklevel=2)
+        for refusal in refusals:
+            warnings.warn(f"a report with NaN or Inf was refused: {refusal}", HookeanWarning, stacklevel=2)
         now = time.monotonic()
         if now - self.measured > SECONDS_BETWEEN_MEASUREMENTS:
             self.measured = now
@@ -375,7 +379,7 @@ class _Floor:
         if self.centre_failures > self.engine.max_restarts:
             self.fail(error)
         forgotten = self.centre.rebuild(self.now())
-        self.notices.append(
+        self.rebuilds.append(
             f"({in_one_line(error)}) and was rebuilt: {forgotten} versions are forgotten, generation "
             f"{self.centre.generation} begins"
         )

@@ -203,15 +203,11 @@ def _threads(
     say: Say,
 ) -> None:
     """The same in seconds, each worker a thread; the first seed is run twice, for compilation is not to be timed."""
-    engine = getattr(hk, "Threads", None)
-    if engine is None:
-        report.note("The panel in seconds is left out: this version of hookean has no engine with threads.")
-        return
     for method, setting in chosen:
         if method.label in {row["method"] for row in report.rows("seconds")} or clock.is_over:
             continue
         for seed in seeds:
-            run = _sample(report, task, target, method, setting, engine(), seed)
+            run = _sample(report, task, target, method, setting, hk.Threads(), seed)
             report.append("seconds", _rows(method.label, seed, *_seen(report, task, run)))
         say(f"{method.label}: threads")
 
